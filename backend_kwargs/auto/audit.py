@@ -17,7 +17,6 @@ from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, race
 from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.selection import RaceState
-from backend_kwargs.auto.steps import execute
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.options.option import Options
@@ -127,7 +126,7 @@ def _wanted(
 
 def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tell: Tell) -> Measured:
     """Compile and check the candidates, and time those that pass in turn."""
-    eager = execute(running, in_eager(running))
+    eager = in_eager(running)
     runners: dict[str, Runner] = {}
     found: dict[str, Contender] = {}
     # What default draws is the reference of a random graph.
@@ -159,7 +158,7 @@ def _checked(running: RaceState, wanted: Wanted, eager: Runner, runners: dict[st
         runners[label] = eager
         return Contender(name, label, eager.row, label)
     make = partial(running.compiles.compile, candidate.options, candidate.compiler)
-    runner = execute(running, prepared(running, eager, candidate, candidate.options, make))
+    runner = prepared(running, eager, candidate, candidate.options, make)
     if runner:
         runners[label] = runner
         return Contender(name, label, runner.row, label)

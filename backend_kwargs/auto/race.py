@@ -1,4 +1,4 @@
-"""The race for one graph, step by step: what is compiled, checked, and timed against what. `steps` takes the steps."""
+"""The race for one graph, from top to bottom: what is compiled, checked, and timed against what, by `steps`."""
 
 import gc
 import logging
@@ -22,7 +22,7 @@ from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, sandboxed
 from backend_kwargs.auto.selection import Progress, RaceState
-from backend_kwargs.auto.steps import Check, Compile, Steps, Time, execute
+from backend_kwargs.auto.steps import check_results, compile_candidate, time_in_turn
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import error_text
@@ -75,7 +75,7 @@ def race(request: Request, tell: Progress) -> RaceResult:
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm) as sandbox:
         running = begun(request, sandbox, tell, dynamo_s)
-        best = execute(running, whole_graph(running))
+        best = whole_graph(running)
         result = _result(running, best)
     # The trees of the race are gone with the losers: the winner records its CUDA graphs in those of the process.
     if request.keeps and request.of_several is not None and (ways := ways_of(running, result.winner)):
@@ -91,7 +91,7 @@ def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]
     dynamo_s = dynamo_seconds()
     with sandboxed(request.gm, collects=False) as sandbox:
         running = begun(request, sandbox, dynamo_s=dynamo_s)
-        winner = execute(running, winner_of(running, decision))
+        winner = winner_of(running, decision)
     if not winner.runs:
         return f"{winner.row.status}: {winner.row.reason}", None
     return "", running.compiles.kept(winner.made) if request.keeps and winner.made else None
@@ -109,7 +109,7 @@ def verdict_of(request: Request, sandbox: Sandbox, standing: Standing) -> Verdic
             if found := of_libraries(alone(standing.bare), standing.place):
                 return found
             running = alone(standing.fused)
-            return execute(running, place_alone(running, standing.place))
+            return place_alone(running, standing.place)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a race of it meets, others are raced
@@ -149,51 +149,51 @@ def begun(
 # ---- the steps
 
 
-def whole_graph(race: RaceState) -> Steps[Runner]:
+def whole_graph(race: RaceState) -> Runner:
     """Race all candidates that are worth their time, in their order; return the fastest.
 
     On a GPU places are raced by themselves, and what is compiled first has them rewritten where that is faster; default
     follows if this leaves it in doubt. On a CPU whole graphs compile about as fast as places do: there only places that
     may gain several times their time are raced by themselves, since the budget may end before a second graph is there.
     """
-    eager = yield from in_eager(race)
+    eager = in_eager(race)
     if race.places_first:
         judge(race, race.traced)
         judge(race, race.lowered_alone)
     elif race.large:
         judge(race, race.large)
-    best = yield from against(race, eager, race.first)
+    best = against(race, eager, race.first)
     if doubt := doubt_of(race, best):
         again = replace(WITH_GRAPHS, over=False) if best.replayed else race.default
-        best = yield from against(race, best, again, free=True)
+        best = against(race, best, again, free=True)
         for row in race.rows:
             row.reason = doubt if row.name == again.name and row.status == "pass" else row.reason
     left = race.candidates(best)
     count = len(left)
     while candidate := race.following(left, best):
         race.tell(candidate.name, 1 - (len(left) + 1) / (count + 1))
-        best = yield from against(race, best, candidate)
+        best = against(race, best, candidate)
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
-    if is_slower(best, eager) and not race.budget.over and not (yield from beats(race, best, eager)):
+    if is_slower(best, eager) and not race.budget.over and not beats(race, best, eager):
         best = eager
     if not best.runs:
         raise RuntimeError(f"no candidate runs: {best.row.name}: {best.row.reason}")
     return best
 
 
-def against(race: RaceState, best: Runner, candidate: RaceCandidate, *, free: bool = False) -> Steps[Runner]:
+def against(race: RaceState, best: Runner, candidate: RaceCandidate, *, free: bool = False) -> Runner:
     """Compile and check the candidate; return the better of it and the best.
 
     Where it was compiled for CUDA graphs, it is raced with them and without, unless they are known to help.
     """
     options = race.options(candidate, best)
     make = partial(race.compiles.compile, options, candidate.compiler)
-    challenger = yield from prepared(race, best, candidate, options, make, free=free)
-    best = yield from met(race, best, challenger, always=free)
+    challenger = prepared(race, best, candidate, options, make, free=free)
+    best = met(race, best, challenger, always=free)
     made, options = challenger and challenger.made, toggled(options)
     if made and made.has_other and (step := race.other(candidate, options, best)):
-        challenger = yield from prepared(race, best, step, options, partial(race.compiles.other, made))
-        best = yield from met(race, best, challenger, late=True)
+        challenger = prepared(race, best, step, options, partial(race.compiles.other, made))
+        best = met(race, best, challenger, late=True)
     return best
 
 
@@ -205,7 +205,7 @@ def prepared(
     make: Callable[[], Candidate],
     *,
     free: bool = False,
-) -> Steps[Runner | None]:
+) -> Runner | None:
     """Compile a candidate by `make`, and check it; return None if it fails, or if it has another one's code.
 
     The first compile has to serve, and is always `free` of the budget.
@@ -214,16 +214,16 @@ def prepared(
     row = RaceRow(candidate.name, options, compiler=candidate.compiler)
     row.predicted_s, row.began_s = None if first else race.predicted_s(candidate), race.budget.spent_s
     runner = Runner(candidate, row)
-    yield Compile(runner, make, free=first or free)
+    compile_candidate(race, runner, make, free=first or free)
     if runner.made:
-        yield Check(runner, free=first or free)
+        check_results(race, runner, free=first or free)
     race.default_s = race.default_s or row.compile_s
     if runner.runs and runner.code and (same := race.codes.setdefault(runner.code, row.name)) != row.name:
         row.status, row.reason = "same code", f"as {same}"
     if runner.runs:
         return runner
     if row.error is not None and row.status == "fail_accuracy" and race.budget.may_time:
-        yield Time(runner, best)  # never chosen, and worth knowing when the bound is reconsidered
+        time_in_turn(race, runner, best)  # never chosen, and worth knowing when the bound is reconsidered
     race.rows.append(row)
     logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
     return None
@@ -231,12 +231,12 @@ def prepared(
 
 def met(
     race: RaceState, best: Runner, challenger: Runner | None, *, late: bool = False, always: bool = False
-) -> Steps[Runner]:
+) -> Runner:
     """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins."""
     if challenger is None:
         return best
     first = race.is_first(best)
-    wins = yield from beats(race, challenger, best, late=late, always=always)
+    wins = beats(race, challenger, best, late=late, always=always)
     if wins:
         challenger.row.led_s = race.budget.spent_s
     # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
@@ -247,9 +247,7 @@ def met(
     return challenger if wins else best
 
 
-def beats(
-    race: RaceState, challenger: Runner, best: Runner, *, late: bool = False, always: bool = False
-) -> Steps[bool]:
+def beats(race: RaceState, challenger: Runner, best: Runner, *, late: bool = False, always: bool = False) -> bool:
     """Time two candidates, and return whether the challenger wins.
 
     If `late`, the end of the budget does not keep a few calls of both from being timed, if these are short.
@@ -260,19 +258,19 @@ def beats(
         first = race.is_first(best)
         if not ((first or late) and race.budget.may_time_late):
             return first
-    yield Time(challenger, best)
+    time_in_turn(race, challenger, best)
     both = challenger.runs and best.runs
     return better(challenger, best, race.request.settings.objective) if both else challenger.runs
 
 
-def in_eager(race: RaceState) -> Steps[Runner]:
+def in_eager(race: RaceState) -> Runner:
     """Run the graph in eager again, and in higher precision; raise NotRaceableError if it cannot be raced."""
     if race.stats.random and recomputes(race.request.gm):
         raise NotRaceableError("activation checkpointing with random operators is not reproducible in eager")
     eager = Runner(RaceCandidate(EAGER), RaceRow(EAGER), made=Candidate(Compiled(race.task.copy()), {}))
     with race.budget.uncounted():
         # Before the reference exists: where two eager runs differ, both differ from it as well.
-        yield Check(eager)
+        check_results(race, eager)
         if eager.row.status == "fail_accuracy":
             raise NotRaceableError(f"two runs in eager differ: {eager.row.reason}")
         if not eager.runs:
@@ -281,7 +279,7 @@ def in_eager(race: RaceState) -> Steps[Runner]:
     return eager
 
 
-def winner_of(race: RaceState, decision: Decision) -> Steps[Runner]:
+def winner_of(race: RaceState, decision: Decision) -> Runner:
     """Check the results of another race's winner, without timing it.
 
     Only where they are not near those of one run of eager is more found out: whether eager's own differ, and which
@@ -291,28 +289,28 @@ def winner_of(race: RaceState, decision: Decision) -> Steps[Runner]:
     make = cache(partial(race.compiles.compile_to_keep, decision.options, decision.compiler))
     if not race.checks.random:  # else the reference is what default draws
         runner = Runner(winner, RaceRow(winner.name, winner.options, compiler=winner.compiler))
-        yield Compile(runner, make, free=True)
+        compile_candidate(race, runner, make, free=True)
         if runner.made:
-            yield Check(runner, near=True, free=True)
+            check_results(race, runner, near=True, free=True)
         if runner.runs:
             return runner
-    eager = yield from in_eager(race)
+    eager = in_eager(race)
     if race.checks.random:
-        yield from against(race, eager, race.default)
+        against(race, eager, race.default)
     race.codes.clear()
-    checked = yield from prepared(race, eager, winner, winner.options, make)
+    checked = prepared(race, eager, winner, winner.options, make)
     return checked or Runner(winner, race.rows[-1])
 
 
-def place_alone(race: RaceState, place: Place) -> Steps[Verdict]:
+def place_alone(race: RaceState, place: Place) -> Verdict:
     """Return the verdict on a place whose graph this is: default is timed against the rewrite."""
     if race.stats.random:
         return Verdict(why="it draws random numbers")
-    eager = yield from in_eager(race)
+    eager = in_eager(race)
     runners = []
     for name, options in ((DEFAULT, {}), (place.rewrite, {"rewrites": [place.rewrite]})):
         make = partial(race.compiles.compile, options)
-        runner = yield from prepared(race, eager, RaceCandidate(name, options), options, make)
+        runner = prepared(race, eager, RaceCandidate(name, options), options, make)
         if runner is None:
             return Verdict(why=f"{name}: {race.rows[-1].status}: {race.rows[-1].reason}")
         runners.append(runner)

@@ -1,14 +1,10 @@
-"""The steps of a race, and the loop that takes them: in torch's state, within the budget, what fails noted in its row.
-
-A race is a generator of steps: it reads what a step has found from the runner that the step is about.
-"""
+"""The steps of a race: compile, check, time; each in torch's state, within the budget, what fails noted in its row."""
 
 import math
 import time
-from collections.abc import Callable, Generator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from backend_kwargs import trial
 from backend_kwargs.auto.compiling import Candidate
@@ -18,43 +14,23 @@ from backend_kwargs.auto.sandbox import own_libdevice
 from backend_kwargs.auto.selection import RaceState
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
 from backend_kwargs.facts import DEFAULT, EAGER, Call, left_to_eager
+from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import ChangedInputError
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.torch_internals.caches import artifacts_noted
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
 from backend_kwargs.torch_internals.modes import modes_restored
 
-T = TypeVar("T")
-
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, only CUDA graphs are warmed up
 
 
-@dataclass(slots=True)
-class Step:
-    """What is done with a runner; if it is `free`, the end of the budget does not interrupt it."""
-
-    runner: Runner
-    free: bool = field(default=False, kw_only=True)
-
-
-Steps: TypeAlias = Generator["Compile | Check | Time", None, T]
-
-
-def execute(race: RaceState, steps: Steps[T]) -> T:
-    """Take the steps of a race, and return its result."""
-    while True:
-        try:
-            _take(race, next(steps))  # nothing is held here: what has lost goes
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-
-
-def _take(race: RaceState, step: "Compile | Check | Time") -> None:
-    row, began = step.runner.row, time.perf_counter()
-    ends, noted = math.inf if step.free else race.budget.ends, list[Any]()
+@contextmanager
+def _noting(race: RaceState, runner: Runner, *, free: bool) -> Iterator[None]:
+    """Do a step with a runner, whose row says what failed; if it is `free`, the budget's end does not interrupt it."""
+    row, ends, noted = runner.row, math.inf if free else race.budget.ends, list[Any]()
     try:
         with own_libdevice(), modes_restored(), capped(ends), artifacts_noted() as noted, get_metrics_context():
-            step.take(race)
+            yield
     except RESTARTS:
         raise
     except OutOfTime:
@@ -65,43 +41,30 @@ def _take(race: RaceState, step: "Compile | Check | Time") -> None:
             raise
         changed = isinstance(error, ChangedInputError)
         row.status, row.reason = ("fail_accuracy", str(error)) if changed else trial.status_of(error)
-    finally:
-        if isinstance(step, Time):
-            row.timed_s = row.timed_s or time.perf_counter() - began
-        elif row.name != EAGER:
-            row.compile_s += time.perf_counter() - began
-    if step.runner.made:
-        step.runner.made.artifacts += noted
+    if runner.made:
+        runner.made.artifacts += noted
 
 
-@dataclass(slots=True)
-class Compile(Step):
-    """Compile a candidate by `make`; if this is `free`, it counts for no budget."""
-
-    make: Callable[[], Candidate]
-
-    def take(self, race: RaceState) -> None:
-        """Let the runner have what was made."""
-        with race.budget.serving() if self.free else nullcontext():
-            self.runner.made = self.make()
+def compile_candidate(race: RaceState, runner: Runner, make: Callable[[], Candidate], *, free: bool) -> None:
+    """Let the runner have what `make` compiles; if this is `free`, it counts for no budget."""
+    began = time.perf_counter()
+    with _noting(race, runner, free=free), race.budget.serving() if free else nullcontext():
+        runner.made = make()
+    runner.row.compile_s += time.perf_counter() - began
 
 
-@dataclass(slots=True)
-class Check(Step):
+def check_results(race: RaceState, runner: Runner, *, near: bool = False, free: bool = False) -> None:
     """Check the results of a candidate, and the inputs that it changes; its row says what is wrong with them.
 
-    If it is `near`, they are compared with the first run of eager alone.
+    If it is `near`, they are compared with the first run of eager alone. The runner gets its call and its code too, by
+    which it is timed and known.
     """
-
-    near: bool = False
-
-    def take(self, race: RaceState) -> None:
-        """Let the runner have its call and its code too, by which it is timed and known."""
-        runner, row = self.runner, self.runner.row
-        assert runner.made is not None
-        fn, facts = runner.made.compiled.call, runner.made.compiled.facts
+    began, row = time.perf_counter(), runner.row
+    assert runner.made is not None
+    fn, facts = runner.made.compiled.call, runner.made.compiled.facts
+    with _noting(race, runner, free=free):
         runner.call = race.caller(fn)
-        accuracy = self._accuracy(race, fn)
+        accuracy = _accuracy(race, row, fn, near=near)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif row.compiler and (why := left_to_eager(facts.parts)):
@@ -114,47 +77,43 @@ class Check(Step):
         graphs = [] if row.name == EAGER else compiled_graphs(fn)
         replayed = (bool(each.cudagraph_info) and not each.disabled_cudagraphs_reason for each in graphs)
         runner.code = tuple(sorted(zip((comparable(each.source_code) for each in graphs), replayed, strict=True)))
+    if row.name != EAGER:
+        row.compile_s += time.perf_counter() - began
 
-    def _accuracy(self, race: RaceState, fn: Call) -> trial.Accuracy:
-        checks, budget, row = race.checks, race.budget, self.runner.row
-        began = time.perf_counter()
+
+def _accuracy(race: RaceState, row: RaceRow, fn: Call, *, near: bool) -> trial.Accuracy:
+    checks, budget, began = race.checks, race.budget, time.perf_counter()
+    seen = race.task.observe(fn)
+    if row.name == EAGER:
+        # The first call also loads kernels, or times those of cuDNN.
+        budget.call_s = min(budget.call_s, time.perf_counter() - began)
+        return checks.of_eager(seen)
+    if race.device.type == "cuda":
+        trial.fill_free_memory(race.device)
         seen = race.task.observe(fn)
-        if row.name == EAGER:
-            # The first call also loads kernels, or times those of cuDNN.
-            budget.call_s = min(budget.call_s, time.perf_counter() - began)
-            return checks.of_eager(seen)
-        if race.device.type == "cuda":
-            trial.fill_free_memory(race.device)
-            seen = race.task.observe(fn)
-        if "precision" in row.options:  # the error is noted in the row
-            return checks.of_error(seen, row)
-        if self.near:
-            return checks.of_near(seen)
-        if race.default_s and not checks.awaits_draws:
-            return checks.of_results(seen)
-        with budget.uncounted():
-            if race.draws_its_own:
-                drawing = race.compiles.compile({**row.options, "fallback_random": True})
-                return checks.of_draws(seen, drawing.compiled.call, last=row.name == DEFAULT)
-            return checks.of_results(seen)
+    if "precision" in row.options:  # the error is noted in the row
+        return checks.of_error(seen, row)
+    if near:
+        return checks.of_near(seen)
+    if race.default_s and not checks.awaits_draws:
+        return checks.of_results(seen)
+    with budget.uncounted():
+        if race.draws_its_own:
+            drawing = race.compiles.compile({**row.options, "fallback_random": True})
+            return checks.of_draws(seen, drawing.compiled.call, last=row.name == DEFAULT)
+        return checks.of_results(seen)
 
 
-@dataclass(slots=True)
-class Time(Step):
+def time_in_turn(race: RaceState, runner: Runner, champion: Runner) -> None:
     """Time a runner and the champion in turn, and note it in their rows; that of one which raises says so."""
-
-    champion: Runner
-    free: bool = field(default=True, kw_only=True)
-
-    def take(self, race: RaceState) -> None:
-        """Note the figures of both, unless one fails."""
-        failed: dict[str, Exception] = {}
+    began, failed = time.perf_counter(), dict[str, Exception]()
+    with _noting(race, runner, free=True):
         # To record CUDA graphs takes many times as long as a call; those of other inputs are recorded anew.
-        replayed = self.runner.replayed or self.champion.replayed
-        warm, left_s = replayed or race.budget.call_s <= SLOW_S, race.budget.left_s
-        samples = interleaved(self.runner, self.champion, race.device, left_s, failed.__setitem__, warm=warm)
-        for runner, name in ((self.champion, "champion"), (self.runner, "challenger")):
+        warm, left_s = runner.replayed or champion.replayed or race.budget.call_s <= SLOW_S, race.budget.left_s
+        samples = interleaved(runner, champion, race.device, left_s, failed.__setitem__, warm=warm)
+        for each, name in ((champion, "champion"), (runner, "challenger")):
             if name in failed:
-                runner.row.status, runner.row.reason = trial.status_of(failed[name])
+                each.row.status, each.row.reason = trial.status_of(failed[name])
         if not failed:
-            note_figures(self.runner, self.champion, samples, race.device)
+            note_figures(runner, champion, samples, race.device)
+    runner.row.timed_s = runner.row.timed_s or time.perf_counter() - began

@@ -393,13 +393,17 @@ def test_memory_is_not_that_of_the_inputs(monkeypatch, auto):
 def test_the_steps_of_a_race(monkeypatch, auto):
     """Each candidate is compiled, checked, and timed against the best so far; at last that is timed against eager."""
     monkeypatch.setattr(race, "better", lambda new, old, _: new.row.name == "default" or old.row.name == "default")
-    taken, take = [], steps._take
-    monkeypatch.setattr(steps, "_take", lambda of, step: taken.append(step) or take(of, step))
+    taken, kinds = [], ("compile_candidate", "check_results", "time_in_turn")
+    for name in kinds:
+        step = getattr(race, name)
+        noting = lambda of, runner, *args, step=step, **kwargs: (  # noqa: E731
+            taken.append((step.__name__, runner.row.name)) or step(of, runner, *args, **kwargs)
+        )
+        monkeypatch.setattr(race, name, noting)
     monkeypatch.setattr(race, "is_slower", lambda best, eager: True)
     auto(chain, ["no_size_asserts"])(torch.randn(8, 64))
-    raced = [(kind, name) for name in ("default", "no_size_asserts") for kind in ("Compile", "Check", "Time")]
-    found = [(type(step).__name__, step.runner.row.name) for step in taken]
-    assert found == [("Check", "eager"), *raced, ("Time", "no_size_asserts")]
+    raced = [(kind, name) for name in ("default", "no_size_asserts") for kind in kinds]
+    assert taken == [("check_results", "eager"), *raced, ("time_in_turn", "no_size_asserts")]
     assert [each.winner for each in process_memory.memory().decisions.values()] == ["eager"]
 
 

@@ -14,7 +14,6 @@ from backend_kwargs.auto.graph_stats import GraphStats
 from backend_kwargs.auto.head_to_head import Runner, note_figures
 from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.auto.steps import execute
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval
@@ -301,19 +300,18 @@ def test_slow_calls_are_not_warmed_up(raced, monkeypatch, eager_s, warm):
         return {"champion": [1.0], "challenger": [1.0]}
 
     monkeypatch.setattr(steps, "interleaved", interleaved)
-    steps.Time(runner(), runner()).take(raced(spent=40.0, call_s=eager_s))
+    steps.time_in_turn(raced(spent=40.0, call_s=eager_s), runner(), runner())
     assert given == [(60.0, warm)]
 
 
 def test_an_error_in_eager_is_the_races(raced):
     """Without results of eager there is no race: its error is raised, and no row has it."""
 
-    class Failing(steps.Step):
-        def take(self, race):
-            raise torch.OutOfMemoryError("planted")
+    def fails():
+        raise torch.OutOfMemoryError("planted")
 
     with pytest.raises(torch.OutOfMemoryError, match=r"^planted$"):
-        execute(raced(), (each for each in [Failing(runner("eager"))]))
+        steps.compile_candidate(raced(), runner("eager"), fails, free=False)
 
 
 @pytest.mark.parametrize(("fails", "wins"), [("champion", True), ("challenger", False)])
@@ -327,7 +325,7 @@ def test_who_fails_loses(raced, monkeypatch, fails, wins):
     monkeypatch.setattr(steps, "interleaved", interleaved)
     both = {"champion": runner("one"), "challenger": runner("two")}
     made = raced()
-    assert execute(made, race.beats(made, both["challenger"], both["champion"])) is wins
+    assert race.beats(made, both["challenger"], both["champion"]) is wins
     assert (both[fails].row.status, both[fails].row.reason) == ("fail_to_run", "RuntimeError: planted")
     assert [each.row.status for name, each in both.items() if name != fails] == ["pass"]
 
@@ -336,9 +334,9 @@ def test_without_time_nothing_replaces_the_best(raced):
     """After the budget is spent a step is not timed, and the best stays; both are listed once."""
     made = raced(spent=200.0)
     champion, challenger = runner("best"), runner("step")
-    assert not execute(made, race.beats(made, challenger, champion))
+    assert not race.beats(made, challenger, champion)
     assert made.rows == [champion.row, challenger.row]
-    execute(made, race.beats(made, challenger, champion))
+    race.beats(made, challenger, champion)
     assert len(made.rows) == 2
 
 
@@ -357,7 +355,7 @@ def test_code_that_exists_is_timed_after_the_budget(raced, monkeypatch, budget_s
     monkeypatch.setattr(steps, "interleaved", lambda *_, **__: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
     made = raced(spent=500.0, budget_s=budget_s, call_s=call_s)
     champion, challenger = runner("default"), runner("cudagraphs")
-    assert (execute(made, race.met(made, champion, challenger, late=late)) is challenger) == wins
+    assert (race.met(made, champion, challenger, late=late) is challenger) == wins
 
 
 def test_a_call_waits_for_dynamo(monkeypatch):
