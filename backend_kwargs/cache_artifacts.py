@@ -7,10 +7,10 @@ from zipfile import BadZipFile, ZipFile
 import torch
 
 from backend_kwargs.auto.candidates import UNFROZEN
-from backend_kwargs.auto.decision import as_json, parsed
 from backend_kwargs.auto.process_memory import load_decisions, settled_decisions
 from backend_kwargs.compile_records import Record, records
 from backend_kwargs.errors import warn_once, wrong_value
+from backend_kwargs.facts.decision import as_json, parsed
 from backend_kwargs.torch_internals.caches import CacheInfo
 
 # The members of a zip file. torch's member can be passed to torch.compiler.load_cache_artifacts() without this package.

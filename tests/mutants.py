@@ -112,7 +112,6 @@ TESTS: Mapping[str, str] = {
     "*/choices.py": "torch_internals/test_choices.py test_pinning.py",
     "*/determinism.py": "graphs/test_determinism.py test_pinning.py",
     "*/auto/audit.py": "fleet/test_audit.py fleet/test_findings.py",
-    "*/auto/decision.py": "auto/test_auto_decision.py auto/test_auto_decisions_toml.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
     "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_worth.py auto/test_auto_decide.py",
@@ -166,7 +165,8 @@ TESTS: Mapping[str, str] = {
     "*/bundles/samples.py": "bundles/test_building.py bundles/test_bundle.py",
     "*/bundles/*.py": "bundles/test_compile_config.py bundles/test_states.py bundles/test_building.py"
     " bundles/test_build_fails.py bundles/test_bundle.py",
-    "*/facts/*.py": "report/test_report.py report/test_found.py auto/test_auto_decision.py",
+    "*/facts/*.py": "report/test_report.py report/test_found.py auto/test_auto_decision.py"
+    " auto/test_auto_decisions_toml.py",
     "*/graphs/parts.py": "backends/test_partitioned.py backends/test_engines.py",
     "*/pipeline.py": "test_registry.py test_explain.py test_keys.py backends/inductor/test_inductor.py",
     "*/compile_records.py": "report/ test_left_by_exceptions.py",

@@ -88,7 +88,6 @@ BEFORE_A_GRAPH = (
     "torch_internals/replacing.py",
     "auto/__init__.py",
     "auto/candidates.py",
-    "auto/decision.py",
     "auto/decisions_toml.py",
     "auto/machine.py",
     "auto/settings.py",

@@ -62,28 +62,13 @@ class RaceCandidate:
     compiler: str = ""
 
 
-def _gpu(stats: "GraphStats") -> bool:
-    return stats.gpu
+def _on_gpu(*counts: str) -> Callable[["GraphStats"], bool]:
+    """Return whether graphs are on a GPU and have some of each of these, by the names of their statistics."""
+    return lambda stats: stats.gpu and all(getattr(stats, count) for count in counts)
 
 
-def _gpu_reductions(stats: "GraphStats") -> bool:
-    return stats.gpu and bool(stats.reductions)
-
-
-def _gpu_fused(stats: "GraphStats") -> bool:
-    return stats.gpu and stats.gemms + stats.convolutions + stats.attentions < stats.ops
-
-
-def _gpu_matmul(stats: "GraphStats") -> bool:
-    return stats.gpu and stats.matmul
-
-
-def _cpu(stats: "GraphStats") -> bool:
-    return not stats.gpu
-
-
-def _cpu_matmul(stats: "GraphStats") -> bool:
-    return not stats.gpu and stats.matmul
+def _on_cpu(*counts: str) -> Callable[["GraphStats"], bool]:
+    return lambda stats: not stats.gpu and all(getattr(stats, count) for count in counts)
 
 
 GRAPHS_COMPLEXITY = 3
@@ -117,12 +102,12 @@ FROZEN_ANEW = ("freezing",)
 # Each symbolic size records its own graph, so recording pays off only where few sizes recur. torch records a graph that
 # mutates its inputs only where these are a module's buffers; otherwise this candidate's code is default's.
 WITH_GRAPHS = RaceCandidate(
-    "cudagraphs", CUDAGRAPHS, _gpu, without=("record_cudagraphs",), costs=ONCE, complexity=GRAPHS_COMPLEXITY
+    "cudagraphs", CUDAGRAPHS, _on_gpu(), without=("record_cudagraphs",), costs=ONCE, complexity=GRAPHS_COMPLEXITY
 )
 
 # Loops of one reduction may read what other threads have not written yet (pytorch/pytorch#190517): this has no loops.
 _full = partial(RaceCandidate, effort="full")
-PERSISTENT_REDUCTIONS = _full("persistent_reductions", {"triton.multi_kernel": 3}, _gpu_reductions, costs=ONCE)
+PERSISTENT_REDUCTIONS = _full("persistent_reductions", {"triton.multi_kernel": 3}, _on_gpu("reductions"), costs=ONCE)
 
 # Raced in this order, each over the options of the best so far: under effort="quick" those whose compile is short.
 STEPS: tuple[RaceCandidate, ...] = (
@@ -144,35 +129,35 @@ STEPS: tuple[RaceCandidate, ...] = (
         saves_op_s=4e-7,
         costs=ONCE,
     ),
-    RaceCandidate("cpp_wrapper", {"cpp_wrapper": True}, _cpu, saves_op_s=1e-6, costs=Costs(1.2), complexity=2),
+    RaceCandidate("cpp_wrapper", {"cpp_wrapper": True}, _on_cpu(), saves_op_s=1e-6, costs=Costs(1.2), complexity=2),
     PERSISTENT_REDUCTIONS,
     # One pass over rows and columns, as in a norm's backward pass: how many rows a block takes is timed.
-    _full("mix_order_reductions", MIXED, _gpu_reductions, costs=ONCE),
-    _full("two_pass_softmax", {"online_softmax": False}, lambda stats: stats.gpu and bool(stats.softmaxes), costs=ONCE),
+    _full("mix_order_reductions", MIXED, _on_gpu("reductions"), costs=ONCE),
+    _full("two_pass_softmax", {"online_softmax": False}, _on_gpu("softmaxes"), costs=ONCE),
     # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
-    _full("padded", {"force_shape_pad": True}, lambda stats: stats.gpu and bool(stats.unaligned)),
-    _full("eager_numerics", ROUNDED, _gpu_fused, costs=ONCE),
+    _full("padded", {"force_shape_pad": True}, _on_gpu("unaligned")),
+    _full("eager_numerics", ROUNDED, _on_gpu("fused"), costs=ONCE),
     _full("combo_kernels", COMBINED, lambda stats: stats.gpu and stats.ops > 8, costs=Costs(1.5), complexity=2),
-    _full("coordinate_descent", TUNED, _gpu_fused, costs=TUNES, complexity=2),
+    _full("coordinate_descent", TUNED, _on_gpu("fused"), costs=TUNES, complexity=2),
     # Tuned blocks of a looped reduction can beat a persistent one, and merging alone would not undo the latter.
     _full(
         "coordinate_descent_looped",
         TUNED,
-        lambda stats: _gpu_reductions(stats) and _gpu_fused(stats),
+        _on_gpu("reductions", "fused"),
         without=("triton.multi_kernel", "online_softmax"),
         costs=TUNES,
         complexity=2,
     ),
-    _full("max_autotune", ALL_TUNED, _gpu_matmul, costs=PRODUCTS, complexity=2),
-    _full("max_autotune", ALL_TUNED, _cpu_matmul, without=FROZEN_ANEW, costs=PRODUCTS, complexity=2),
-    _full("multi_kernel", {"triton.multi_kernel": 1}, _gpu_reductions, costs=TUNES, complexity=2),
+    _full("max_autotune", ALL_TUNED, _on_gpu("matmul"), costs=PRODUCTS, complexity=2),
+    _full("max_autotune", ALL_TUNED, _on_cpu("matmul"), without=FROZEN_ANEW, costs=PRODUCTS, complexity=2),
+    _full("multi_kernel", {"triton.multi_kernel": 1}, _on_gpu("reductions"), costs=TUNES, complexity=2),
     # Hundreds of compiles per kernel, one after the other: minutes if one takes long.
-    _full("all_directions", ALL_DIRECTIONS, _gpu_fused, costs=Costs(1.0, op_s=1.0), complexity=2),
-    _full("simd_256", {"cpp.simdlen": 256}, _cpu),
-    _full("tma", TMA, _gpu_matmul, costs=PRODUCTS, complexity=2),
+    _full("all_directions", ALL_DIRECTIONS, _on_gpu("fused"), costs=Costs(1.0, op_s=1.0), complexity=2),
+    _full("simd_256", {"cpp.simdlen": 256}, _on_cpu()),
+    _full("tma", TMA, _on_gpu("matmul"), costs=PRODUCTS, complexity=2),
     # Shorter kernels leave more gaps. The reverse does not hold: a gain in launches stays when kernels get shorter.
     replace(WITH_GRAPHS, name="cudagraphs_of_tuned", effort="full"),
-    _full("cpp_wrapper", {"cpp_wrapper": True}, _gpu, costs=Costs(5.0), complexity=3),
+    _full("cpp_wrapper", {"cpp_wrapper": True}, _on_gpu(), costs=Costs(5.0), complexity=3),
 )
 # Default where CUDA graphs may be raced: one compile serves for both.
 DEFAULT_AND_GRAPHS = RaceCandidate(DEFAULT, UNRECORDED, over=False, complexity=0)

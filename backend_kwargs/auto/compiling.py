@@ -62,23 +62,15 @@ ALONE = ("freezing", "precision", "cpp_wrapper", "use_aoti")
 
 
 @dataclass(slots=True)
-class Traced:
-    """One trace of the model: its lowered graphs, and the context in which it was traced."""
-
-    lowered: Lowered
-    context: TracingApart
-
-
-@dataclass(slots=True)
 class Candidate:
-    """What a candidate was compiled to; with a trace it is one of the versions of its lowered graphs.
+    """What a candidate was compiled to: perhaps one of the versions of `lowered` graphs.
 
     `whole` is the version with all CUDA-graph wrappers. `artifacts` are those of torch's caches.
     """
 
     compiled: Compiled
     options: Options
-    traced: Traced | None = None
+    lowered: Lowered | None = None
     version: Version | None = None
     whole: Version | None = None
     artifacts: list[Any] = field(default_factory=list)
@@ -97,7 +89,7 @@ class Compiles:
 
     request: Request
     task: Task
-    traces: list[Traced] = field(default_factory=list)
+    traces: list[Lowered] = field(default_factory=list)
     lowered: list[LoweredGraph] = field(default_factory=list)
 
     def compile(self, options: Options, compiler: str = "") -> Candidate:
@@ -107,22 +99,22 @@ class Compiles:
             unbounded = {"max_error": None} if "precision" in options else {}
             return Candidate(self.request.compile(self._graph(), {**options, **unbounded}, compiler), options)
         whole = with_recording(options)
-        for traced in self.traces:
-            if differ_in_lowering(traced.lowered.options, whole):
+        for lowered in self.traces:
+            if differ_in_lowering(lowered.options, whole):
                 try:
-                    return self._lowered_again(traced, whole, options)
+                    return self._lowered_again(lowered, whole, options)
                 except IncompatibleVersionError:
                     break
         return self._traced(whole, options)
 
     def trace(self, options: Options) -> None:
         """Trace the model as for these options, and keep the graphs that Inductor would lower; raise in training."""
-        traced = Traced(Lowered(with_recording(options)), TracingApart())
-        self.lowered = traced.lowered.graphs
-        with traced.context.entered(), functorch.patched(enable_autograd_cache=False):
-            self.request.compile(self._graph(traced.lowered.trace), traced.lowered.options, "")
-        if self.may_share(options) and traced.lowered.shareable:
-            self.traces.append(traced)
+        lowered = Lowered(with_recording(options))
+        self.lowered = lowered.graphs
+        with lowered.context.entered(), functorch.patched(enable_autograd_cache=False):
+            self.request.compile(self._graph(lowered.trace), lowered.options, "")
+        if self.may_share(options) and lowered.shareable:
+            self.traces.append(lowered)
 
     def compile_to_keep(self, options: Options, compiler: str = "") -> Candidate:
         """Return a candidate as `compile` does, in a context of its own, so that it may be kept however it is compiled.
@@ -142,36 +134,36 @@ class Compiles:
 
     def other(self, candidate: Candidate) -> Candidate:
         """Return the same code with CUDA graphs if the candidate has none, otherwise without."""
-        assert candidate.traced is not None
+        assert candidate.lowered is not None
         assert candidate.whole is not None
-        other = self._version(candidate.traced, candidate.whole, toggled(candidate.options))
+        other = self._version(candidate.lowered, candidate.whole, toggled(candidate.options))
         other.artifacts += candidate.artifacts
         return other
 
     def kept(self, candidate: Candidate) -> Compiled | None:
         """Return the candidate as the result of the compile, after the race; None if it must be compiled again."""
-        traced, version = candidate.traced, candidate.version
-        context = candidate.context if traced is None else traced.context
+        lowered, version = candidate.lowered, candidate.version
+        context = candidate.context if lowered is None else lowered.context
         if context is None or context.changed or self._dynamic:
             return None
         context.adopt()
         record_artifacts(candidate.artifacts)
-        if traced is None or version is None:
+        if lowered is None or version is None:
             return candidate.compiled
         version.record_again()
-        traced.lowered.keep(version)
+        lowered.keep(version)
         return candidate.serving
 
     def ways(self, candidate: Candidate, rows: Mapping[str, RaceRow], *, is_clear: bool) -> Ways | None:
         """Return the candidate's code as it was raced, after the race; None if it must be compiled again."""
-        traced, whole = candidate.traced, candidate.whole
-        if traced is None or whole is None or traced.context.changed or self._dynamic:
+        lowered, whole = candidate.lowered, candidate.whole
+        if lowered is None or whole is None or lowered.context.changed or self._dynamic:
             return None
-        traced.context.adopt()
+        lowered.context.adopt()
         record_artifacts(candidate.artifacts)
         whole.record_again()
-        lowered, number = traced.lowered, compile_id()
-        named = {rows[way].name: self._version(traced, whole, rows[way].options) for way in (WITHOUT, WITH)}
+        number = compile_id()
+        named = {rows[way].name: self._version(lowered, whole, rows[way].options) for way in (WITHOUT, WITH)}
         if rows[AS_RACED].name == EAGER:
             named[EAGER] = Candidate(Compiled(in_eager(self.request.gm)), {})
         made = {way: named[row.name] for way, row in rows.items()}
@@ -193,33 +185,33 @@ class Compiles:
     # ---- the ways to a candidate
 
     def _traced(self, whole: Options, options: Options) -> Candidate:
-        traced, version, compiled = self._first(whole)
-        if not traced.lowered.graphs:  # out of AOTAutograd's cache, which has no lowered graphs
+        lowered, version, compiled = self._first(whole)
+        if not lowered.graphs:  # out of AOTAutograd's cache, which has no lowered graphs
             with functorch.patched(enable_autograd_cache=False):
-                traced, version, compiled = self._first(whole)
-        if not traced.lowered.shareable:
+                lowered, version, compiled = self._first(whole)
+        if not lowered.shareable:
             if whole != options:
                 compiled = self.request.compile(self._graph(), options, "")
             return Candidate(compiled, options)
-        self.traces.append(traced)
-        return self._version(traced, version, options)
+        self.traces.append(lowered)
+        return self._version(lowered, version, options)
 
-    def _first(self, whole: Options) -> tuple[Traced, Version, Compiled]:
-        traced, version = Traced(Lowered(whole), TracingApart()), Version()
-        self.lowered = self.lowered or traced.lowered.graphs
-        with traced.context.entered():
-            compiled = self.request.compile(self._graph(traced.lowered.first(version)), whole, "")
-        return traced, version, compiled
+    def _first(self, whole: Options) -> tuple[Lowered, Version, Compiled]:
+        lowered, version = Lowered(whole), Version()
+        self.lowered = self.lowered or lowered.graphs
+        with lowered.context.entered():
+            compiled = self.request.compile(self._graph(lowered.first(version)), whole, "")
+        return lowered, version, compiled
 
-    def _lowered_again(self, traced: Traced, whole: Options, options: Options) -> Candidate:
+    def _lowered_again(self, lowered: Lowered, whole: Options, options: Options) -> Candidate:
         version = Version()
-        with traced.context.entered():
-            self.request.compile(self._graph(traced.lowered.again(version)), whole, "")
-        return self._version(traced, version, options)
+        with lowered.context.entered():
+            self.request.compile(self._graph(lowered.again(version)), whole, "")
+        return self._version(lowered, version, options)
 
-    def _version(self, traced: Traced, whole: Version, options: Options) -> Candidate:
+    def _version(self, lowered: Lowered, whole: Version, options: Options) -> Candidate:
         """Return a version as a candidate, with what the stages put round it under `options`."""
-        lowered, version = traced.lowered, whole if options == with_recording(options) else whole.unrecorded()
+        version = whole if options == with_recording(options) else whole.unrecorded()
         compiled = self.request.compile(self._graph(lowered.unchanged), options, "")
         lowered.assembled(version)
 
@@ -229,7 +221,7 @@ class Compiles:
             lowered.activate(version)
             return shared(*inputs)
 
-        return Candidate(compiled.called_by(call), options, traced, version, whole, serving=compiled)
+        return Candidate(compiled.called_by(call), options, lowered, version, whole, serving=compiled)
 
     def _graph(self, compile_fx: Callable[..., Call] | None = None) -> CapturedGraph:
         graph = replace(self.request.graph, gm=self.task.copy())

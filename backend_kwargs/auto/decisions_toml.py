@@ -7,11 +7,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_of, trusted
-from backend_kwargs.auto.decision import has_form, parsed
 from backend_kwargs.auto.store import KIND
 from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, has_form, parsed
 from backend_kwargs.files import read_toml, write_whole
 from backend_kwargs.options.option import Options, with_users
 from backend_kwargs.options.precisions import PRECISIONS

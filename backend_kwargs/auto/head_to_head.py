@@ -1,8 +1,7 @@
-"""Compare two candidates: time them interleaved until it is clear, then judge by time, complexity and memory."""
+"""Compare two candidates: time them interleaved until it is clear, then judge by time and complexity, or by memory."""
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import GRAPHS_COMPLEXITY, SLACK, RaceCandidate, records
 from backend_kwargs.auto.compiling import Candidate
-from backend_kwargs.facts.decision import EAGER, RaceRow, is_unclear
+from backend_kwargs.facts.decision import RaceRow, is_unclear
 from backend_kwargs.trial import Interval
 
 MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
@@ -95,18 +94,12 @@ def speedup(samples: Mapping[str, list[float]]) -> Interval:
     return Interval(ratio.median, ratio.low * (1 - unsure), ratio.high * (1 + unsure))
 
 
-def note_figures(
-    challenger: Runner, champion: Runner, samples: Mapping[str, list[float]], device: torch.device
-) -> None:
-    """Note in both rows what a comparison has shown: seconds and speedup, and on a GPU the memory of two alike."""
+def note_figures(challenger: Runner, champion: Runner, samples: Mapping[str, list[float]]) -> None:
+    """Note in both rows what a comparison has shown: seconds and speedup."""
     challenger.row.speedup, challenger.row.against = speedup(samples), champion.row.name
     # From the ratio, not as timed: clocks drift between comparisons, and the ranking would contradict the speedups.
     champion.row.seconds = champion.row.seconds or trial.percentile(samples["champion"], 0.5)
     challenger.row.seconds = champion.row.seconds / challenger.row.speedup.median
-    if device.type == "cuda" and alike(challenger, champion):
-        for runner in (champion, challenger):
-            with suppress(Exception):  # a peak that cannot be measured stays unknown, and the candidates tied
-                runner.row.peak_bytes = runner.row.peak_bytes or trial.peak_memory(runner.call, device)
 
 
 def _certain(samples: Mapping[str, list[float]]) -> bool:
@@ -117,30 +110,16 @@ def _certain(samples: Mapping[str, list[float]]) -> bool:
 
 
 def better(challenger: Runner, champion: Runner, objective: str) -> bool:
-    """Return whether the challenger wins: beyond noise if it is more complex, within it if less so or lighter."""
-    if objective == "memory" or alike(challenger, champion):
-        return _lighter(challenger, champion)
-    ratio = challenger.row.speedup
+    """Return whether the challenger wins: by its memory, or beyond noise if it is more complex, within it if less so.
+
+    Where memory is as much, or unknown, the faster one wins.
+    """
+    ratio, new, old = challenger.row.speedup, challenger.row.peak_bytes, champion.row.peak_bytes
     assert ratio is not None
+    if objective == "memory":
+        if new is None or old is None or abs(new - old) <= max(0.05 * max(new, old), LITTLE):
+            return ratio.low > 1 + MARGIN
+        return new < old
     if not challenger.candidate.over and challenger.complexity < champion.complexity:  # less wins within the noise
         return ratio.median >= 1 - (UNSURE if ratio.high >= 1 else MARGIN)
     return ratio.low > 1 + SLACK
-
-
-def alike(challenger: Runner, champion: Runner) -> bool:
-    """Return whether both are compiled, have the same complexity, and take the same time within the noise."""
-    ratio = challenger.row.speedup
-    assert ratio is not None
-    if champion.candidate.name == EAGER or challenger.complexity != champion.complexity:
-        return False
-    # A replay's memory is in its pool, which the peak does not include.
-    return abs(ratio.median - 1) <= MARGIN and not (challenger.replayed or champion.replayed)
-
-
-def _lighter(challenger: Runner, champion: Runner) -> bool:
-    """Return whether the challenger takes less memory; if both take as much or it is unknown, whether it is faster."""
-    new, old = challenger.row.peak_bytes, champion.row.peak_bytes
-    assert challenger.row.speedup is not None
-    if new is None or old is None or abs(new - old) <= max(0.05 * max(new, old), LITTLE):
-        return challenger.row.speedup.low > 1 + MARGIN
-    return new < old

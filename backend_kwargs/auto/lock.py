@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from backend_kwargs.auto.decision import check, has_form
 from backend_kwargs.auto.decisions_toml import toml_table
 from backend_kwargs.auto.machine import FIELDS, Machine, in_words
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Decision, PinnedKernel, Pins, Value
+from backend_kwargs.facts.decision import check, has_form
 from backend_kwargs.files import read_toml, write_whole
 from backend_kwargs.options.option import Options
 

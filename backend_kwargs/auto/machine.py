@@ -109,10 +109,9 @@ def difference(there: Machine, here: Machine) -> str:
     return in_words(FIELDS, there, here)
 
 
-def differences(there: Machine, here: Machine) -> tuple[str, str]:
-    """Return in words what makes a decision near, and what else differs, which is only recorded."""
-    near = [name for name in _near(here) if _compared(there, name) != _compared(here, name)]
-    return in_words(near, there, here), in_words([name for name in FIELDS if name not in near], there, here)
+def near_difference(there: Machine, here: Machine) -> str:
+    """Return in words what makes a decision near, "" if nothing does."""
+    return in_words([name for name in _near(here) if _compared(there, name) != _compared(here, name)], there, here)
 
 
 def in_words(names: Iterable[str], there: Machine, here: Machine) -> str:

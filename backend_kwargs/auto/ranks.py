@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from backend_kwargs.auto.decision import as_json, parsed
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.facts.decision import Decision, Unraced
+from backend_kwargs.facts.decision import Decision, Unraced, as_json, parsed
 from backend_kwargs.torch_internals.dynamo import AHEAD
 
 if TYPE_CHECKING:

@@ -115,5 +115,5 @@ def time_in_turn(race: RaceState, runner: Runner, champion: Runner) -> None:
             if name in failed:
                 each.row.status, each.row.reason = trial.status_of(failed[name])
         if not failed:
-            note_figures(runner, champion, samples, race.device)
+            note_figures(runner, champion, samples)
     runner.row.timed_s = runner.row.timed_s or time.perf_counter() - began

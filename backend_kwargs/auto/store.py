@@ -6,7 +6,7 @@ that one with 16 threads and one with 32 do not take turns at replacing each oth
 
 import json
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from backend_kwargs.auto import verdicts
-from backend_kwargs.auto.decision import check
-from backend_kwargs.auto.machine import Machine, device_of, difference, differences, distance, machine, variant_of
+from backend_kwargs.auto.machine import Machine, device_of, difference, distance, machine, near_difference, variant_of
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.decision import Decision, check
 from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.deadlines import AwayError, Reached
 from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, decoded, encoded, is_forgotten
@@ -190,7 +189,6 @@ class Catalogue:
 # ---- what stores have, for `explain`
 
 MOST_LINES = 5  # of decisions that differ in other ways, for each store and device
-MOST_MODELS = 3
 
 
 def stored_here(settings: RaceSettings) -> Iterator[str]:
@@ -255,28 +253,17 @@ def _read(contents: Mapping[str, bytes], given: Store) -> tuple[list[Document[De
 
 
 def _of_device(decisions: Iterable[Decision], here: Machine, settings: RaceSettings) -> Iterator[str]:
-    groups: defaultdict[tuple[str, str], list[Decision]] = defaultdict(list)
-    provisional: list[Decision] = []
-    for each in decisions:
-        near, recorded = differences(each.machine, here)
-        if each.provisional:
-            provisional.append(each)
-        else:
-            groups[near, "" if near else recorded].append(each)
-    ordered = sorted(groups.items(), key=lambda group: (bool(group[0][0]), -len(group[1])))
-    for (near, recorded), those in ordered[:MOST_LINES]:
-        named = dict.fromkeys(printable(each.model) for each in those if each.model)
-        models = ", ".join([*named][:MOST_MODELS]) + (", ..." if len(named) > MOST_MODELS else "")
-        what = f"{counted(len(those), 'decision')}{f' ({models})' if models else ''}"
-        if near:
-            yield f"{what} near: {near}; {_use_of_near(settings)}."
-        else:
-            used = "raced again" if settings.race == "always" else "used as decided"
-            yield f"{what} of a machine like this one, {used}{f'; recorded only: {recorded}' if recorded else ''}."
+    groups = Counter(None if each.provisional else near_difference(each.machine, here) for each in decisions)
+    provisional, alike = groups.pop(None, 0), groups.pop("", 0)
+    if alike:
+        used = "raced again" if settings.race == "always" else "used as decided"
+        yield f"{counted(alike, 'decision')} of a machine like this one, {used}."
+    for near, count in groups.most_common(MOST_LINES):
+        yield f"{counted(count, 'decision')} near: {near}; {_use_of_near(settings)}."
     if provisional:
         used = "used as far as they were checked" if settings.race == "never" else "raced again"
-        yield f"{counted(len(provisional), 'decision')} provisional, {used}."
-    if rest := sum(len(those) for _, those in ordered[MOST_LINES:]):
+        yield f"{counted(provisional, 'decision')} provisional, {used}."
+    if rest := sum(count for _, count in groups.most_common()[MOST_LINES:]):
         yield f"{counted(rest, 'decision')} near in other ways."
 
 

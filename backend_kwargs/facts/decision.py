@@ -1,5 +1,7 @@
 """The decision of a race: which candidate was chosen for a graph, and why. Light: it is read before a graph exists."""
 
+import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ EAGER, DEFAULT = "eager", "default"  # the candidates of every race
 # Statuses that depend on the process more than on the candidate.
 PASSING = frozenset({"fail_to_run", "oom", "timeout", "unavailable"})
 UNCHECKED, UNCHECKABLE = "unchecked", "uncheckable"  # there was no time to check a candidate's numbers, or is no way
+DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a RecursionError later
 UNCLEAR = 1.25  # high over low of a speedup's interval that contains 1 and says nothing
 
 
@@ -215,3 +218,52 @@ def _is_noise(comparisons: Iterable[RaceRow]) -> bool:
 def is_unclear(ratio: Interval) -> bool:
     """Return whether a speedup's interval is so wide about 1 that either may be the faster."""
     return ratio.low < 1 < ratio.high and ratio.high > UNCLEAR * ratio.low
+
+
+# ---- as plain data: written to files and between ranks, and parsed once wherever it is read
+
+
+def has_form(value: object) -> bool:
+    """Return whether a file can represent an option's value: a text, a number, or a list of these."""
+    return all(isinstance(each, str | int | float) for each in (value if isinstance(value, list | tuple) else [value]))
+
+
+def plain(options: Options) -> Options:
+    """Return `options` with None in place of each value that a file cannot represent."""
+    return {name: value if has_form(value) else None for name, value in options.items()}
+
+
+def parsed(values: object) -> Decision:
+    """Return the decision in plain data, or raise ValueError. Unknown keys are ignored."""
+    import msgspec  # not by `import backend_kwargs`
+
+    decision: Decision = msgspec.convert(values, Decision)
+    check(decision)
+    return decision
+
+
+def check(decision: Decision) -> None:
+    """Raise ValueError if a decision has a number or a depth that later steps do not expect."""
+    for name in ("seconds", "cut_s", "made", "budget_s", "guards_s"):
+        if not math.isfinite(number := getattr(decision, name)):
+            raise ValueError(f"Expected `float`, got {number} - at `$.{name}`")
+    for name in ("options", "fixed"):
+        if _deeper(getattr(decision, name), DEEPEST):
+            raise ValueError(f"{name} must be at most {DEEPEST} levels deep.")
+    if any(_deeper(row.options, DEEPEST) for row in decision.rows):
+        raise ValueError(f"options of a row must be at most {DEEPEST} levels deep.")
+
+
+def _deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return not levels or any(_deeper(item, levels - 1) for item in items)
+
+
+def as_json(decision: Decision) -> str:
+    """Return the decision as JSON; raise ValueError or TypeError if that cannot represent its options."""
+    import msgspec
+
+    json.dumps(decision.options, allow_nan=False)
+    return msgspec.json.encode(decision, enc_hook=repr).decode()  # rows are only for people to read

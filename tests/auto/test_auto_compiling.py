@@ -204,7 +204,7 @@ def test_nothing_of_a_race_is_left(auto, default_wins):
     fn = auto(Layers(), candidates=STEPS, race="always")
     sum(out.sum() for out in fn(torch.randn(8, 32))).backward()
     gc.collect()
-    kinds = (Task, compiling.Compiles, compiling.Traced, lowered.LoweredGraph)
+    kinds = (Task, compiling.Compiles, lowered.Lowered, lowered.LoweredGraph)
     assert [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)] == []
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from backend_kwargs.auto import process_memory
-from backend_kwargs.auto.decision import as_json, has_form, parsed, plain
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.facts.decision import Decision, RaceRow, as_json, has_form, parsed, plain
 from backend_kwargs.interval import Interval
 from backend_kwargs.stores.opening import opened
 from tests import forks

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import backend_kwargs
-from backend_kwargs.auto.decision import plain
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, warn_once
+from backend_kwargs.facts.decision import plain
 from backend_kwargs.options.templates import find_template
 from tests import forks
 from tests.auto.graphs import KEY, MADE, spoil

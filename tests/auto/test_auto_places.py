@@ -551,7 +551,7 @@ def test_a_plan_sends_what_is_confirmed_beside_its_decisions(tmp_path, judged, m
 def noting(**planted):
     """Note these speedups, and that no other candidate is faster than the champion."""
 
-    def note(challenger, champion, samples, device):
+    def note(challenger, champion, samples):
         row = challenger.row
         row.against, champion.row.seconds, row.seconds = champion.row.name, 1.0, 1.0
         row.speedup = planted.get(row.name, Interval(1.0, 0.9, 1.1))

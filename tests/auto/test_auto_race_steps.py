@@ -49,9 +49,6 @@ def runner(name="best", call=None, **row):
     return Runner(candidate, RaceRow(name, **{"seconds": 1.0, "against": "default"} | row), call, ())
 
 
-ALIKE = {"champion": [1.0] * 5, "challenger": [1.0] * 5}
-
-
 def words(why):
     """Return the words of a reason, "" for none."""
     return why.text if why else ""
@@ -256,38 +253,14 @@ def test_options_never_extend_another_compilers(raced, best, options):
     assert raced(state={"best_row": best}).options(RaceCandidate("a", {"a": 1}), champion) == options
 
 
-@pytest.mark.parametrize(
-    ("device", "peaks", "noted"),
-    [
-        pytest.param("cuda", (None, None), (7, 7), id="unknown"),
-        pytest.param("cuda", (3, None), (3, 7), id="one known"),
-        pytest.param("cpu", (None, None), (None, None), id="cpu"),
-    ],
-)
-def test_peaks_of_two_alike(monkeypatch, device, peaks, noted):
-    """On a GPU, of two that are as fast the one with less memory wins, so both are measured, once each."""
-    monkeypatch.setattr(trial, "peak_memory", lambda call, device: 7)
-    champion, challenger = (runner(peak_bytes=peak) for peak in peaks)
-    note_figures(challenger, champion, ALIKE, torch.device(device))
-    assert (champion.row.peak_bytes, challenger.row.peak_bytes) == noted
-
-
 def test_figures_of_a_comparison():
     """The challenger's time follows from the champion's by their ratio, and its row names whom it met."""
     champion, challenger = runner("one", seconds=None), runner("two", seconds=None)
-    note_figures(challenger, champion, {"champion": [2.0, 4.0, 6.0, 4.0, 4.0], "challenger": [2.0] * 5}, CPU)
+    note_figures(challenger, champion, {"champion": [2.0, 4.0, 6.0, 4.0, 4.0], "challenger": [2.0] * 5})
     assert (champion.row.seconds, challenger.row.seconds, challenger.row.against) == (4.0, 2.0, "one")
     assert challenger.row.speedup == Interval(2.0, 1.0, 3.0)
-    note_figures(challenger, champion, {"champion": [8.0] * 5, "challenger": [2.0] * 5}, CPU)
+    note_figures(challenger, champion, {"champion": [8.0] * 5, "challenger": [2.0] * 5})
     assert (champion.row.seconds, challenger.row.seconds) == (4.0, 1.0)  # the first time stands
-
-
-def test_a_peak_that_cannot_be_measured(monkeypatch):
-    """It stays unknown, and both stay tied."""
-    monkeypatch.setattr(trial, "peak_memory", None)  # which raises where it is called
-    champion, challenger = runner(), runner()
-    note_figures(challenger, champion, ALIKE, torch.device("cuda"))
-    assert champion.row.peak_bytes is None
 
 
 @pytest.mark.parametrize(("eager_s", "warm"), [(0.1, True), (0.11, False)])

@@ -9,9 +9,8 @@ import torch
 
 import backend_kwargs
 from backend_kwargs.auto import decide, process_memory, ranks
-from backend_kwargs.auto.decision import as_json
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.facts.decision import Decision, Unraced
+from backend_kwargs.facts.decision import Decision, Unraced, as_json
 from tests import forks
 from tests.auto.graphs import backend_of, chain, logged
 

@@ -15,6 +15,7 @@ from backend_kwargs.backends import CompileInner, Inputs
 from backend_kwargs.backends.generated_code import autograd_functions
 from backend_kwargs.facts import Call
 from backend_kwargs.options.option import Options
+from backend_kwargs.torch_internals.dynamo import TracingApart
 from backend_kwargs.torch_internals.inductor_code import CompiledFxGraph
 from backend_kwargs.torch_internals.relowering import (
     Recording,
@@ -66,9 +67,10 @@ class Version:
 
 @dataclass
 class Lowered:
-    """The lowered graphs of one compile, and which of their versions is in place."""
+    """The lowered graphs of one trace, in a context of its own, and which of their versions is in place."""
 
     options: Options
+    context: TracingApart = field(default_factory=TracingApart)
     graphs: list[LoweredGraph] = field(default_factory=list)
     call: Call | None = None
     in_place: Version | None = None
