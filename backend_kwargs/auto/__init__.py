@@ -1,10 +1,10 @@
 """Races: measure which candidate compiles a graph best, check its results, and store the decision.
 
 `decide` finds the decision for a graph, by its `cache_key`: one that is stored (`store`, `decisions_toml`), that of
-another rank (`ranks`), or that of a race. `race` says what is done, step by step; `steps` compiles candidates, checks
-their results (`result_checks`) and times them (`head_to_head`) within a `budget`. `selection` says which is next: a
-step of `candidates` that can gain by `graph_stats`, or rewrites, in the `places` of the graph where they are faster by
-themselves. `sandbox` restores what candidates change in torch, and `deadline` ends their tuning.
+another rank (`ranks`), or that of a race. `race` says what is done; its `steps` compile candidates, check their results
+(`result_checks`) and time them in turn within a `budget`. `selection` says which is next: a step of `candidates` that
+can gain by `graph_stats`, or rewrites, in the `places` of the graph where they are faster by themselves. `sandbox`
+restores what candidates change in torch, and `deadline` ends their tuning.
 
 A race runs inside the backend's call, where `example_inputs` are the real tensors. `compiling` traces the model once
 and lowers its graphs for each candidate. The winner is what was raced, or what the user's calls choose with CUDA graphs

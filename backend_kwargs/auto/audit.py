@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import RaceCandidate
-from backend_kwargs.auto.head_to_head import Runner
 from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, race
 from backend_kwargs.auto.sandbox import sandboxed
-from backend_kwargs.auto.selection import RaceState
+from backend_kwargs.auto.selection import RaceState, Runner
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.options.option import Options

@@ -114,7 +114,7 @@ def _compiled(question: Question, answer: Answer) -> tuple[Compiled, Decision]:
     raises.
     """
     request, decision = question.request, answer.decision
-    tell(decision)
+    tell(decision, memory().told)
     _warn_where_default_fails(decision)
     if answer.compiled:
         return answer.compiled, decision
@@ -337,7 +337,7 @@ def _alternating(question: Question, decision: Decision, ways: "Ways") -> Compil
             found = replace(decision, winner=won.name, options=won.options, rows=rows, calls=why)
             decisions[slot] = found
             later.append(found)
-            tell(found)
+            tell(found, memory().told)
             if found.is_judged:
                 store.put(found)
 

@@ -298,12 +298,9 @@ def why_not_made(places: Iterable[Place], made: Mapping[str, int]) -> str:
     wanted = Counter[str]()
     for place in places:
         wanted[place.rewrite] += place.count
-    fewer = (
-        f"{name} shows {made.get(name, 0)}x in the code, for {n} places"
-        for name, n in wanted.items()
-        if made.get(name, 0) < n
-    )
-    return next(fewer, "")
+    for name in wanted - Counter(made):
+        return f"{name} shows {made.get(name, 0)}x in the code, for {wanted[name]} places"
+    return ""
 
 
 def why_unlike_alone(

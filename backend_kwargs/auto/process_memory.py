@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
-from backend_kwargs.auto.reporting import forget_reported
 from backend_kwargs.auto.store import name_of
 from backend_kwargs.errors import printable
 from backend_kwargs.facts.decision import Decision
@@ -75,7 +74,8 @@ class Memory:
     `decisions` are keyed by scope and name; `race_seconds` has an entry per race, and `call_seconds` one per call,
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
     decisions by name that precede those of the store: they came with another process's cache artifacts. `served` has
-    the graphs under `race="never"`. `alternations` are those of the calls of each callable, while they last.
+    the graphs under `race="never"`, and `told` the keys and tables that were logged. `alternations` are those of the
+    calls of each callable, while they last.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -85,6 +85,7 @@ class Memory:
     store: Path | None = None
     stores: dict[object, Reached] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
+    told: set[tuple[str, str]] = field(default_factory=set)
     alternations: WeakValueDictionary[Callable[[], object] | None, Any] = field(default_factory=WeakValueDictionary)
 
 
@@ -122,7 +123,6 @@ def end_alternations() -> None:
 def forget_process() -> None:
     """Forget this process's decisions, so that the store is read again."""
     _memories[-1] = Memory(store=memory().store)
-    forget_reported()
 
 
 @contextmanager
@@ -132,8 +132,6 @@ def nothing_decided() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             _memories.append(Memory(store=Path(folder)))
-            forget_reported()
             yield
         finally:
             del _memories[depth:]
-            forget_reported()

@@ -16,13 +16,12 @@ from backend_kwargs.auto.candidates import SLACK, WITH_GRAPHS, RaceCandidate, re
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.deadline import capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library
-from backend_kwargs.auto.head_to_head import MARGIN, Runner, better
 from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing, why_not_made, why_unlike_alone
 from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox, sandboxed
-from backend_kwargs.auto.selection import Progress, RaceState
-from backend_kwargs.auto.steps import check_results, compile_candidate, time_in_turn
+from backend_kwargs.auto.selection import MARGIN, Progress, RaceState, Runner
+from backend_kwargs.auto.steps import better, check_results, compile_candidate, time_in_turn
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import error_text

@@ -23,7 +23,6 @@ WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
 MOST_PLACES = 12  # of a table; a decision has all
 MORE = 1.25  # times what was spent and predicted: the budget that is named
-_reported: set[tuple[str, str]] = set()  # keys and tables
 
 
 @contextmanager
@@ -48,14 +47,14 @@ def progress(told: OnProgress | None = None) -> Iterator[OnProgress]:
         yield tick
 
 
-def tell(decision: Decision) -> None:
-    """Log the decision, with its table the first time; and add it to torch's trace."""
+def tell(decision: Decision, told: set[tuple[str, str]]) -> None:
+    """Log the decision, with its table unless that was `told` under its key before; and add it to torch's trace."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     shown = table(decision)
-    again = (decision.key, shown) in _reported
+    again = (decision.key, shown) in told
     if decision.rows:
-        _reported.add((decision.key, shown))
+        told.add((decision.key, shown))
     logger.info("%s", f"{_head(decision)}, as decided before" if again else shown)
     from backend_kwargs.torch_internals.dynamo import trace_structured
 
@@ -131,11 +130,6 @@ def origin(decision: Decision) -> str:
     versions = ", ".join(f"{name} {here.get(name)}" for name in ("torch", "backend-kwargs"))
     differs = f"; {decision.differs}" if decision.differs else ""
     return printable(f"decided {made} for these sizes, on {place}, by {versions}; not raced again{differs}")
-
-
-def forget_reported() -> None:
-    """Forget which decisions were logged with their tables."""
-    _reported.clear()
 
 
 def _head(decision: Decision) -> str:

@@ -14,6 +14,7 @@ from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     DEFAULT_AND_GRAPHS,
+    GRAPHS_COMPLEXITY,
     ONCE,
     PERSISTENT_REDUCTIONS,
     UNFROZEN,
@@ -28,9 +29,8 @@ from backend_kwargs.auto.candidates import (
     rewriting,
     why_not_raced,
 )
-from backend_kwargs.auto.compiling import Compiles
+from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
-from backend_kwargs.auto.head_to_head import MARGIN, Runner
 from backend_kwargs.auto.places import matching, worth_it
 from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.result_checks import ResultChecks
@@ -47,6 +47,7 @@ from backend_kwargs.trial import may_draw
 
 Progress = Callable[[str, float], None]
 
+MARGIN = 0.02  # the difference between two runs of one callable on a quiet machine
 LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 
@@ -57,6 +58,32 @@ class Reason:
 
     text: str
     is_time: bool = False
+
+
+@dataclass(slots=True)
+class Runner:
+    """A candidate and its row; what was made of it; and once it is checked its call, and its code to compare."""
+
+    candidate: RaceCandidate
+    row: RaceRow
+    call: Callable[[], object] = lambda: None
+    code: tuple[tuple[str, bool], ...] = ()
+    made: Candidate | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether nothing is wrong with it up to now."""
+        return self.row.status == "pass"
+
+    @property
+    def complexity(self) -> int:
+        """The candidate's complexity; with CUDA graphs the highest, whichever step set them."""
+        return GRAPHS_COMPLEXITY if records(self.row.options) else self.candidate.complexity
+
+    @property
+    def replayed(self) -> bool:
+        """Whether a CUDA graph replays any of it."""
+        return any(replayed for _, replayed in self.code)
 
 
 @dataclass

@@ -15,10 +15,10 @@ import torch
 from torch.fx import GraphModule
 
 import backend_kwargs as bk
-from backend_kwargs.auto.head_to_head import MARGIN
 from backend_kwargs.auto.places import Standing, standing
 from backend_kwargs.auto.race import begun, verdict_of
 from backend_kwargs.auto.sandbox import sandboxed
+from backend_kwargs.auto.selection import MARGIN
 from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph

@@ -41,7 +41,7 @@ from torch._inductor import cudagraph_trees
 from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
-from backend_kwargs.auto import deadline, head_to_head, process_memory, race
+from backend_kwargs.auto import deadline, process_memory, race, steps
 from backend_kwargs.torch_internals.autotuning import TIMERS
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
@@ -270,7 +270,7 @@ def _first_call(name: str, **options: Any) -> None:
 def interrupts(name: str, one_in: int) -> Iterator[dict[str, Any]]:
     """Interrupt a call at one line after the other; yield what remained changed after each."""
     torch.set_num_threads(1)  # forks do not inherit the threads of OpenMP
-    head_to_head.BOUT, head_to_head.LEAST_BOUTS, head_to_head.MOST_BOUTS = 2, 1, 1
+    steps.BOUT, steps.LEAST_BOUTS, steps.MOST_BOUTS = 2, 1, 1
     race.better = lambda *_: True  # type: ignore[assignment]
     backend_kwargs.register_template("call", {PASS: fails_in_a_call, "fx_graph_cache": False})
     _first_call("tmpl-inductor", fx_graph_cache=False)

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from backend_kwargs import trial
-from backend_kwargs.auto import head_to_head, race
+from backend_kwargs.auto import race, steps
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.facts.decision import DEFAULT, EAGER
 from backend_kwargs.trial import timing
 
 
 def runner(*, complexity=1, speedup=None, peak_mib=None):
-    row = head_to_head.RaceRow("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
-    return head_to_head.Runner(RaceCandidate("a step", complexity=complexity), row, None, ())
+    row = steps.RaceRow("a step", speedup=speedup, peak_bytes=peak_mib and int(peak_mib * 2**20))
+    return steps.Runner(RaceCandidate("a step", complexity=complexity), row, None, ())
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def runner(*, complexity=1, speedup=None, peak_mib=None):
 def test_who_is_faster_is_clear(ratios, clear):
     """A comparison is clear if the interval is entirely on one side of the margin, or within it."""
     samples = {"champion": ratios * 4, "challenger": [1.0] * len(ratios * 4)}
-    assert head_to_head._certain(samples) is clear
+    assert steps._certain(samples) is clear
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def napping(monkeypatch):
     """Return a function that makes calls which take given times in turn, by a clock that only they move."""
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    for module in (head_to_head, timing):
+    for module in (steps, timing):
         monkeypatch.setattr(module, "time", clock)
 
     def made(*naps):
@@ -55,11 +55,8 @@ def napping(monkeypatch):
 )
 def test_what_is_not_clear_is_timed_longer(napping, naps, least, most):
     """A clear result needs one set of rounds; a difference within noise gets more."""
-    runners = [
-        head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ())
-        for call in (napping(*naps), napping(4e-3))
-    ]
-    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
+    runners = [steps.Runner(RaceCandidate(""), steps.RaceRow(""), call, ()) for call in (napping(*naps), napping(4e-3))]
+    samples = steps.interleaved(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
@@ -67,8 +64,8 @@ def test_what_fails_late_ends_it(napping):
     """A call that raises after some rounds is reported, and no further round runs."""
     naps, left, found = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
-    runners = [head_to_head.Runner(RaceCandidate(""), head_to_head.RaceRow(""), call, ()) for call in calls]
-    samples = head_to_head.interleaved(*runners, torch.device("cpu"), 5.0, found.__setitem__, warm=True)
+    runners = [steps.Runner(RaceCandidate(""), steps.RaceRow(""), call, ()) for call in calls]
+    samples = steps.interleaved(*runners, torch.device("cpu"), 5.0, found.__setitem__, warm=True)
     assert isinstance(found.pop("challenger"), StopIteration)
     assert (found, len(samples["champion"]) <= 18) == ({}, True)
 
@@ -103,13 +100,13 @@ def test_a_champion_that_is_slower_than_eager(seconds, against, slower):
 def test_what_is_faster_beyond_noise_wins(ratio, complexity, wins):
     """The whole interval has to be beyond the slack, however little memory the challenger needs."""
     challenger = runner(complexity=complexity, speedup=trial.Interval(*ratio), peak_mib=50)
-    assert head_to_head.better(challenger, runner(peak_mib=100), "latency") is wins
+    assert steps.better(challenger, runner(peak_mib=100), "latency") is wins
 
 
 def test_some_pages_are_no_memory():
     """Peaks that differ by less than a mebibyte do not decide, even with objective="memory"."""
     lighter = runner(speedup=trial.Interval(0.8, 0.7, 0.9), peak_mib=0.1)
-    assert not head_to_head.better(lighter, runner(peak_mib=0.2), "memory")
+    assert not steps.better(lighter, runner(peak_mib=0.2), "memory")
 
 
 @pytest.mark.parametrize("objective", ["latency", "memory"])
@@ -120,23 +117,23 @@ def test_some_pages_are_no_memory():
 def test_noise_picks_none_of_equal_peaks(objective, ratio, wins):
     """With equal peaks the challenger wins only if the whole interval says that it is faster."""
     challenger = runner(complexity=2, speedup=trial.Interval(*ratio), peak_mib=100)
-    assert head_to_head.better(challenger, runner(peak_mib=100), objective) is wins
+    assert steps.better(challenger, runner(peak_mib=100), objective) is wins
 
 
 @pytest.mark.parametrize(("rounds", "wins"), [pytest.param(4, False, id="few"), pytest.param(5, True, id="enough")])
 def test_few_rounds_show_little(rounds, wins):
     """The spread of fewer than five rounds does not count as noise: 1.05x over a cheaper candidate is not a win."""
     samples = {"champion": [1.05] * rounds, "challenger": [1.0] * rounds}
-    challenger = runner(complexity=2, speedup=head_to_head.speedup(samples))
-    assert head_to_head._certain(samples) is wins
-    assert head_to_head.better(challenger, runner(), "latency") is wins
+    challenger = runner(complexity=2, speedup=steps.speedup(samples))
+    assert steps._certain(samples) is wins
+    assert steps.better(challenger, runner(), "latency") is wins
 
 
 def test_cuda_graphs_cost_whichever_step_brought_them():
     """Within noise a candidate with CUDA graphs does not replace one without, even if it needs less memory."""
     graphed = runner(speedup=trial.Interval(1.0, 0.95, 1.05), peak_mib=0)
     graphed.row.options["triton.cudagraphs"] = True
-    assert not head_to_head.better(graphed, runner(peak_mib=100), "latency")
+    assert not steps.better(graphed, runner(peak_mib=100), "latency")
 
 
 @pytest.mark.parametrize(
@@ -150,12 +147,10 @@ def test_cuda_graphs_cost_whichever_step_brought_them():
 )
 def test_default_is_kept_within_noise(ratio, wins):
     """Default is kept over eager unless it is slower beyond noise."""
-    default = head_to_head.Runner(
-        RaceCandidate(DEFAULT, over=False, complexity=0), head_to_head.RaceRow(DEFAULT), None, ()
-    )
+    default = steps.Runner(RaceCandidate(DEFAULT, over=False, complexity=0), steps.RaceRow(DEFAULT), None, ())
     default.row.speedup = trial.Interval(*ratio)
-    eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
-    assert head_to_head.better(default, eager, "latency") is wins
+    eager = steps.Runner(RaceCandidate(EAGER), steps.RaceRow(EAGER), None, ())
+    assert steps.better(default, eager, "latency") is wins
 
 
 TIE = [1.05, 0.95] * 3
@@ -175,9 +170,9 @@ def timed(monkeypatch):
             both = {"champion": ratios, "challenger": [1.0] * len(ratios)}
             return {name: both[name] for name in calls if name not in lost}
 
-        monkeypatch.setattr(head_to_head, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         monkeypatch.setattr(trial, "interleave", interleave)
-        samples = head_to_head.interleaved(runner(), runner(), torch.device("cpu"), left_s, pytest.fail, warm=warm)
+        samples = steps.interleaved(runner(), runner(), torch.device("cpu"), left_s, pytest.fail, warm=warm)
         assert len(samples["champion"]) == len(ratios) * len(bouts)
         return bouts
 
@@ -213,10 +208,10 @@ def test_what_a_bout_is_given(timed):
 def test_the_interval_of_few_rounds_is_wide():
     """Fewer than five rounds have the interval of a noisy machine around their own, the wider the fewer they are."""
     samples = {"champion": [1.0, 2.0] * 2, "challenger": [1.0] * 4}
-    assert head_to_head.speedup(samples) == trial.Interval(1.5, 1.0 * 0.875, 2.0 * 1.125)
-    assert head_to_head.speedup({"champion": [4.0], "challenger": [1.0]}) == trial.Interval(4.0, 2.0, 6.0)
+    assert steps.speedup(samples) == trial.Interval(1.5, 1.0 * 0.875, 2.0 * 1.125)
+    assert steps.speedup({"champion": [4.0], "challenger": [1.0]}) == trial.Interval(4.0, 2.0, 6.0)
     samples = {name: [*seconds, 1.0] for name, seconds in samples.items()}
-    assert head_to_head.speedup(samples) == trial.Interval(1.0, 1.0, 2.0)
+    assert steps.speedup(samples) == trial.Interval(1.0, 1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +228,7 @@ def test_the_interval_of_few_rounds_is_wide():
 def test_where_the_margin_ends(ratios, clear):
     """An interval that reaches the margin without crossing it is clear from within alone."""
     samples = {"champion": ratios * 12, "challenger": [1.0] * len(ratios * 12)}
-    assert head_to_head._certain(samples) is clear
+    assert steps._certain(samples) is clear
 
 
 @pytest.mark.parametrize(
@@ -249,16 +244,14 @@ def test_where_the_margin_ends(ratios, clear):
 )
 def test_how_much_slower_default_may_be(ratio, wins):
     """Two per cent, or ten where the interval is not clear of 1."""
-    default = head_to_head.Runner(
-        RaceCandidate(DEFAULT, over=False, complexity=0), head_to_head.RaceRow(DEFAULT), None, ()
-    )
+    default = steps.Runner(RaceCandidate(DEFAULT, over=False, complexity=0), steps.RaceRow(DEFAULT), None, ())
     default.row.speedup = trial.Interval(*ratio)
-    eager = head_to_head.Runner(RaceCandidate(EAGER), head_to_head.RaceRow(EAGER), None, ())
-    assert head_to_head.better(default, eager, "latency") is wins
+    eager = steps.Runner(RaceCandidate(EAGER), steps.RaceRow(EAGER), None, ())
+    assert steps.better(default, eager, "latency") is wins
     default.candidate = RaceCandidate("a step", complexity=0)
-    assert head_to_head.better(default, eager, "latency") is False  # only what stands alone
+    assert steps.better(default, eager, "latency") is False  # only what stands alone
     default.candidate = RaceCandidate("a template", over=False, complexity=2)
-    assert head_to_head.better(default, eager, "latency") is False  # only what has the lower complexity
+    assert steps.better(default, eager, "latency") is False  # only what has the lower complexity
 
 
 @pytest.mark.parametrize(
@@ -277,10 +270,10 @@ def test_how_much_slower_default_may_be(ratio, wins):
 def test_how_much_less_memory_wins(new, old, wins):
     """More than a mebibyte and more than a twentieth; where that is not so, speed decides."""
     challenger = runner(complexity=2, speedup=trial.Interval(0.9, 0.8, 1.0), peak_mib=new)
-    assert head_to_head.better(challenger, runner(peak_mib=old), "memory") is wins
+    assert steps.better(challenger, runner(peak_mib=old), "memory") is wins
     challenger.row.speedup = trial.Interval(1.5, 1.03, 1.6)
     heavier = new is not None and old is not None and new > old
-    assert head_to_head.better(challenger, runner(peak_mib=old), "memory") is not heavier
+    assert steps.better(challenger, runner(peak_mib=old), "memory") is not heavier
 
 
 @pytest.mark.parametrize(

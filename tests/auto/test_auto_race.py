@@ -13,7 +13,7 @@ from torch._inductor.utils import fresh_cache
 
 import backend_kwargs
 from backend_kwargs import trial
-from backend_kwargs.auto import budget, head_to_head, process_memory, race, reporting, result_checks, selection, steps
+from backend_kwargs.auto import budget, process_memory, race, reporting, result_checks, selection, steps
 from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
@@ -412,7 +412,7 @@ def test_seconds_do_not_contradict_who_won(monkeypatch, auto, store):
     step = RaceCandidate("step", {"epilogue_fusion": False})
     monkeypatch.setattr(selection, "candidates_for", lambda *_, **__: [step])
     monkeypatch.setattr(steps, "compiled_graphs", lambda fn: [])
-    monkeypatch.setattr(head_to_head, "speedup", lambda samples: trial.Interval(2.0, 2.0, 2.0))
+    monkeypatch.setattr(steps, "speedup", lambda samples: trial.Interval(2.0, 2.0, 2.0))
     auto(chain)(torch.randn(8, 64))
     rows = rows_of(store)
     assert [rows["eager"].seconds / rows[name].seconds for name in ("default", "step")] == [2.0, 4.0]

@@ -11,9 +11,9 @@ from backend_kwargs import trial
 from backend_kwargs.auto import budget, race, result_checks, selection, steps
 from backend_kwargs.auto.candidates import Costs, RaceCandidate
 from backend_kwargs.auto.graph_stats import GraphStats
-from backend_kwargs.auto.head_to_head import Runner, note_figures
 from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.settings import RaceSettings
+from backend_kwargs.auto.steps import Runner, note_figures
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.interval import Interval

@@ -249,11 +249,11 @@ RANK = """
 import json, os, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.auto import head_to_head, process_memory, race, ranks
+from backend_kwargs.auto import steps, process_memory, race, ranks
 rank, file = int(sys.argv[1]), sys.argv[2]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-row = head_to_head.RaceRow("eager", won=True)
+row = steps.RaceRow("eager", won=True)
 race.race = lambda request, tick: race.RaceResult(row, (row,), f"race of {rank}", 0.0, False)
 backend = backend_kwargs.make_backend("tmpl-inductor:auto", candidates=[], budget_s=20)
 words = ranks._process_group_store()
@@ -295,12 +295,12 @@ FOUR = """
 import json, os, signal, sys
 import torch, torch.distributed as dist
 import backend_kwargs
-from backend_kwargs.auto import decide, head_to_head, process_memory, race, ranks
+from backend_kwargs.auto import decide, steps, process_memory, race, ranks
 case, rank, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
 ranks.BEAT_S, ranks.SILENCE_S = 0.1, 5.0 if case == "killed" else 600.0
-words, row = ranks._process_group_store(), head_to_head.RaceRow("eager", won=True)
+words, row = ranks._process_group_store(), steps.RaceRow("eager", won=True)
 def raced(request, tick):
     if case == "killed":
         words.set("racing", "yes")
@@ -324,7 +324,7 @@ if case == "never":
     if rank != 2: words.wait(["rank 2 was first"])
 if case == "killed" and rank: words.wait(["racing"])
 told = []
-tell, decide.tell = decide.tell, lambda decision: told.append(decision) or tell(decision)
+tell, decide.tell = decide.tell, lambda decision, before: told.append(decision) or tell(decision, before)
 decided(race="never" if case == "never" else "missing")
 if case == "never" and rank == 2: words.set("rank 2 was first", "yes")
 print(json.dumps([told[-1].winner, told[-1].facts]))

@@ -296,38 +296,33 @@ def test_text_from_elsewhere_is_printable():
     assert table(replace(decision, winner="aten", facts="")).startswith("auto: aten for this graph (0.2 s)\n")
 
 
-@pytest.fixture
-def reported():
-    reporting.forget_reported()
-    yield
-    reporting.forget_reported()
-
-
-def test_a_decision_is_logged_whole_once(reported, caplog):
+def test_a_decision_is_logged_whole_once(caplog):
     """Its table is logged the first time; then a line says that it was decided before, unless the table changed."""
     caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
     made = Decision("key", "graph", "aten", rows=(RaceRow("aten", won=True),), facts="3 ops", seconds=2.0, made=1.0)
     anew = replace(made, rows=(RaceRow("aten", seconds=1e-4, won=True),))
+    told = set()
     for decision in (made, made, anew, replace(made, key="other")):
-        reporting.tell(decision)
+        reporting.tell(decision, told)
     head = "auto: aten for 3 ops (2.0 s)"
     lines = [message.splitlines() for message in caplog.messages]
     assert [line[0] for line in lines] == [head, f"{head}, as decided before", head, head]
     assert [len(line) for line in lines] == [2, 1, 2, 2]
 
 
-def test_what_was_not_raced_is_no_repetition(reported, caplog):
+def test_what_was_not_raced_is_no_repetition(caplog):
     """A decision without a table, such as default for a tiny graph, is logged as it is each time."""
     caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
+    told = set()
     for _ in range(2):
-        reporting.tell(Decision("key", "graph", "eager", facts="it is tiny", unraced=Unraced.GRAPH, made=1.0))
+        reporting.tell(Decision("key", "graph", "eager", facts="it is tiny", unraced=Unraced.GRAPH, made=1.0), told)
     assert caplog.messages == ["auto: eager for a graph not raced: it is tiny (0.0 s)"] * 2
 
 
-def test_eager_that_won_is_said(reported, caplog):
+def test_eager_that_won_is_said(caplog):
     """A race that eager won leaves the graph uncompiled, and the log says so."""
     caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
     for winner in ("eager", "aten"):
-        reporting.tell(Decision("key", "graph", winner, rows=(RaceRow("eager"),), made=1.0))
+        reporting.tell(Decision("key", "graph", winner, rows=(RaceRow("eager"),), made=1.0), set())
     said = "No candidate beats eager on this graph, which runs uncompiled."
     assert [message for message in caplog.messages if not message.startswith("auto: ")] == [said]

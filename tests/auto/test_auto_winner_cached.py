@@ -22,9 +22,9 @@ def decided(monkeypatch):
     """Return the list of AOTAutograd's hits and misses at each decision."""
     seen, tell = [], decide.tell
 
-    def noting(decision):
+    def noting(decision, told):
         seen.append((decision.winner, dict(counters["aot_autograd"])))
-        tell(decision)
+        tell(decision, told)
 
     monkeypatch.setattr(decide, "tell", noting)
     return seen
