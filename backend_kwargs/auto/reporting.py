@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
-from itertools import count
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
@@ -35,16 +34,7 @@ def progress(told: OnProgress | None = None) -> Iterator[OnProgress]:
         yield told
         return
     with shown("auto", "eager, default") as show:
-        numbers = count(1)
-
-        def tick(name: str, fraction: float) -> None:
-            if not fraction:  # a place, before any candidate
-                show(name, fraction)
-                return
-            at = next(numbers)  # of so many candidates that the fraction is at / (candidates + 1)
-            show(f"candidate {at} of {round(at / fraction) - 1}, {name}", fraction)
-
-        yield tick
+        yield show
 
 
 def tell(decision: Decision, told: set[tuple[str, str]]) -> None:

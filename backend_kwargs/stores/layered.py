@@ -55,12 +55,6 @@ class Layered(Generic[Body]):
         for layer in self.layers:
             layer.begin(folder, length)
 
-    def group(
-        self, folder: str, start: str, only: Callable[[str], bool] = lambda name: True
-    ) -> dict[str, Document[Body]]:
-        """Return the newest document of each name that begins with `folder` and `start`, and for which `only` holds."""
-        return self.newest(self.looked_up(folder, start), only)
-
     def looked_up(self, folder: str, start: str) -> LookedUp:
         """Return what the stores that answer have below a prefix, all asked at once and waited for once."""
         own = self._ask_whose()

@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_what_is_tried(monkeypatch):
-    """On a terminal a line names the candidate that is being tried, its number, and what of `pin` it is part of."""
+    """On a terminal a line names the candidate that is being tried, and what of `pin` it is part of."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", shown := Terminal())
@@ -34,7 +34,7 @@ def test_a_terminal_shows_what_is_tried(monkeypatch):
         for at, name in enumerate(("freezing", "coordinate_descent"), 1):
             tick(name, at / 4)
         lines = [task.description for task in progress_line._shown[0].tasks]
-    assert lines == ["pin: 1 of 3, racing", "auto: candidate 2 of 3, coordinate_descent"]
+    assert lines == ["pin: 1 of 3, racing", "auto: coordinate_descent"]
     assert "pin: 1 of 3, racing" in shown.getvalue()
 
 
