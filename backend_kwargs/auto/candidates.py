@@ -312,16 +312,12 @@ def check_candidates(named: Iterable[str]) -> None:
 
 
 def allowed_candidates(
-    named: Iterable[str],
-    options_of: OptionsOf,
-    rewrites: Iterable[str],
-    precisions: Iterable[str],
-    max_error: float | None,
+    settings: "RaceSettings", options_of: OptionsOf, rewrites: Iterable[str] = ()
 ) -> list[RaceCandidate]:
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
-    named = list(named)
-    in_precisions = precision_candidates(precisions, max_error, filter(is_other, named))
-    of_places = RaceCandidate(REWRITES, {"rewrites": list(rewrites)})
+    named = others_for(settings) if settings.candidates is None else settings.candidates
+    in_precisions = precision_candidates(settings.precision, settings.max_error, filter(is_other, named))
+    of_places = RaceCandidate(REWRITES, {"rewrites": [*rewrites]})
     allowed = [*STEPS, DEFAULT_AND_GRAPHS, *map(rewriting, rewrites), of_places, *in_precisions]
     for name in set(named).difference(step_names()):
         with contextlib.suppress(BackendKwargsError):  # a template or a compiler that this process lacks
@@ -336,22 +332,11 @@ def others_for(settings: "RaceSettings") -> list[str]:
     return [*installed()] if settings.effort == "full" else []
 
 
-def permits(
-    settings: "RaceSettings", options_of: OptionsOf, rewrites: Iterable[str], decided: tuple[str, Options, str]
-) -> bool:
-    """Return whether a request may use a winner, its options and its compiler that were decided elsewhere.
-
-    Neither their date nor their measurements count. This is the one rule for stores, imports, artifacts and untrusted
-    bundles.
-    """
-    named = {*(settings.candidates or ()), *others_for(settings)}
-    allowed = allowed_candidates(named, options_of, rewrites, settings.precision, settings.max_error)
-    return trusted(*decided, allowed)
-
-
 def trusted(winner: str, options: Options, compiler: str, allowed: Iterable[RaceCandidate]) -> bool:
     """Return whether the winner is one of the `allowed` candidates, and these set each option to this value.
 
+    Neither a decision's date nor its measurements count. This is the one rule for stores, imports, artifacts and
+    untrusted bundles.
     A winner of another `compiler` than Inductor must set exactly these options. Any other stored decision is ignored:
     a template that the user did not ask for may freeze weights or write files, and an option may name a program that
     Inductor runs. A precision without its bound is ignored too, since its error would not be measured.

@@ -167,26 +167,21 @@ def _warn_where_default_fails(decision: Decision) -> None:
 
 def _answer(question: Question) -> Answer:
     """Return the answer with which all ranks compile this graph; under `aot_compile`, one that it can save."""
-    if (answer := _by_the_graph_alone(question)) is None:
+    gm, settings, alike = question.request.gm, question.request.settings, ""  # what all ranks say by the graph alone
+    if communicates(gm):  # these ranks wait for each other
+        alike = "it communicates with other ranks"
+    elif ranks() > 1 and may_communicate(gm):
+        alike = "it has an operator that is not torch's, which may communicate with other ranks"
+    if alike:
+        answer = Answer(question.default(alike))
+    else:
         # Agree before using anything that only this rank knows: a rank without it would wait for the others.
-        shared = agreed(
-            question.key, lambda: first_answer(question).decision, question.default, question.request.settings
-        )
+        shared = agreed(question.key, lambda: first_answer(question).decision, question.default, settings)
         answer = Answer(shared) if shared else first_answer(question)
     if answer.decision.rows:
         memory().decisions[question.slot] = answer.decision
     # aot_compile() sets strict_autograd_cache.
     return Answer(savable(question, answer.decision)) if saves_strictly() else answer
-
-
-def _by_the_graph_alone(question: Question) -> Answer | None:
-    """Default for a graph whose ranks wait for each other: all of them say the same of it."""
-    if communicates(question.request.gm):
-        return Answer(question.default("it communicates with other ranks"))
-    if ranks() > 1 and may_communicate(question.request.gm):
-        why = "it has an operator that is not torch's, which may communicate with other ranks"
-        return Answer(question.default(why))
-    return None
 
 
 def first_answer(question: Question) -> Answer:

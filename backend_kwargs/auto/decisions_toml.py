@@ -7,13 +7,14 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_of, trusted
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import KIND
 from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, has_form, parsed
 from backend_kwargs.files import read_toml, write_whole
+from backend_kwargs.options import precisions
 from backend_kwargs.options.option import Options, with_users
-from backend_kwargs.options.precisions import PRECISIONS
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
 from backend_kwargs.rewrites.table import list_rewrites
 
@@ -121,8 +122,9 @@ def _read(key: str, table: Mapping[str, object], options_of: OptionsOf) -> Decis
     except (ValueError, TypeError, RecursionError) as error:
         raise BackendKwargsError(f"[decisions.{key}] is not a decision: {error}.") from None
     # A rewrite or a precision is used only if the request that reads the decision allows it, within the same bound.
-    named, max_error = (step_of(decision.winner), *template_names()), decision.options.get("max_error")
-    allowed = allowed_candidates(named, options_of, list_rewrites(), PRECISIONS, max_error)
+    named, max_error = [step_of(decision.winner), *template_names()], decision.options.get("max_error")
+    settings = RaceSettings(candidates=named, precision=precisions.named([*precisions.PRECISIONS]), max_error=max_error)
+    allowed = allowed_candidates(settings, options_of, list_rewrites())
     if not trusted(decision.winner, decision.options, decision.compiler, allowed):
         known = {EAGER, DEFAULT, *(each.name for each in allowed)}
         raise BackendKwargsError(f"[decisions.{key}] {_why_not(decision, known, options_of)}")

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.cache_key import ambient, card_of, described, devices_of, kinds, signature
-from backend_kwargs.auto.candidates import OptionsOf, others_for, permits, step_names
+from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, others_for, step_names, trusted
 from backend_kwargs.auto.ddp_buckets import Bucket
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.process_memory import CallOfGraphs, memory
@@ -270,7 +270,8 @@ class Question:
     def trusts(self, winner: str, of: Decision | RaceRow) -> bool:
         """Return whether a candidate of the request sets these options."""
         request = self.request
-        return permits(request.settings, request.options_of, request.rewrites, (winner, of.options, of.compiler))
+        allowed = allowed_candidates(request.settings, request.options_of, request.rewrites)
+        return trusted(winner, of.options, of.compiler, allowed)
 
     def default(self, why: str, unraced: Unraced = Unraced.GRAPH) -> Decision:
         """Return default, with the reason why the graph is not raced."""

@@ -24,7 +24,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.cache_key import ambient, signature
-from backend_kwargs.auto.candidates import permits
+from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.generated_code import compiled_graphs
@@ -253,9 +253,10 @@ def permits_decision(backend: Backend, winner: str, options: Options) -> bool:
 
     own = backend.options
     rewrites = raced_rewrites(own.get("rewrites"))
-    return bool(own.get("auto")) and permits(
-        RaceSettings.of(own), lambda name: find_backend(f"{PLAIN}:{name}").options, rewrites, (winner, options, "")
-    )
+    if not own.get("auto"):
+        return False
+    templates = lambda name: find_backend(f"{PLAIN}:{name}").options  # noqa: E731
+    return trusted(winner, options, "", allowed_candidates(RaceSettings.of(own), templates, rewrites))
 
 
 def under_decision(backend: Backend, decision: DecisionData) -> Backend:

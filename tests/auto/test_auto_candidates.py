@@ -9,6 +9,7 @@ from torch.nn.functional import linear
 
 from backend_kwargs.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.options.catalogue import inductor_options
 
@@ -183,7 +184,7 @@ def absent(name):
 
 def test_a_stored_winner_that_this_process_lacks_is_not_followed():
     """A stored winner is not used if its template is listed but not registered in this process."""
-    allowed = allowed_candidates(["mine"], absent, (), (), None)
+    allowed = allowed_candidates(RaceSettings(candidates=["mine"]), absent)
     assert not trusted("mine", {"max_autotune": True}, "", allowed)
     assert trusted("max_autotune", {"max_autotune": True}, "", allowed)
 

@@ -7,6 +7,7 @@ import backend_kwargs as bk
 from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.process_memory import forget_process
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends.others import OTHERS
 
@@ -160,7 +161,7 @@ def test_a_wrong_candidate_raises_at_once(candidate):
 )
 def test_a_stored_decision_may_name_another_compiler_only_where_it_is_listed(winner, compiler, options, listed, wanted):
     """A file of decisions cannot choose a compiler that the caller did not list."""
-    allowed = allowed_candidates(listed, options_of, (), (), None)
+    allowed = allowed_candidates(RaceSettings(candidates=listed), options_of)
     assert trusted(winner, options, compiler, allowed) is wanted
 
 

@@ -24,6 +24,7 @@ from backend_kwargs.auto.candidates import (
     why_not_raced,
 )
 from backend_kwargs.auto.graph_stats import GraphStats
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError
@@ -269,7 +270,7 @@ def test_places_as_a_candidate(places, name, rewrites):
     found = placed(places, UNRECORDED)
     assert (found.name, found.over, found.complexity) == (name, False, 0)
     assert found.options == {**UNRECORDED, "rewrites": places}
-    allowed = allowed_candidates([], {}.get, ["attention", "patches"], [], None)
+    allowed = allowed_candidates(RaceSettings(), {}.get, ["attention", "patches"])
     assert trusted(found.name, found.options, "", allowed)
     assert not trusted(found.name, {"rewrites": [f"gather_sum@1:{'0' * 16}"]}, "", allowed)
 
@@ -366,7 +367,9 @@ def test_what_a_request_may_choose():
             raise BackendKwargsError("Unknown template 'absent'.")
         return {"of": name}
 
-    allowed = allowed_candidates(["aten", "absent", "cudagraphs", "default"], options_of, ["packed"], ["bf16"], 0.5)
+    named = ["aten", "absent", "cudagraphs", "default"]
+    settings = RaceSettings(candidates=named, precision=("bf16",), max_error=0.5)
+    allowed = allowed_candidates(settings, options_of, ["packed"])
     assert [each.name for each in allowed] == [
         *(step.name for step in STEPS),
         "default",
@@ -381,7 +384,7 @@ def test_what_a_request_may_choose():
 
 def test_a_named_compiler_may_be_chosen_frozen_or_not():
     """A request that names a compiler follows its decisions under either."""
-    allowed = allowed_candidates(["tmpl-tvm"], {}.get, (), (), None)
+    allowed = allowed_candidates(RaceSettings(candidates=["tmpl-tvm"]), {}.get)
     assert [each.options for each in allowed if each.compiler] == [{}]
     assert all(trusted("tmpl-tvm", options, "tmpl-tvm", allowed) for options in ({}, {"freeze": True}))
 
@@ -436,4 +439,4 @@ def test_a_precision_that_a_compiler_lacks(monkeypatch, options, why):
 def test_code_that_is_raced_both_ways_has_two_names(name, options, named):
     """A row for each, so that speedups are those of the row that they name; a stored decision of either is used."""
     assert candidates.name_of_other(name, options) == named
-    assert trusted(named, options, "", allowed_candidates([], {}.get, ["packed"], [], None))
+    assert trusted(named, options, "", allowed_candidates(RaceSettings(), {}.get, ["packed"]))

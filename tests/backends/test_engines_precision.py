@@ -14,6 +14,7 @@ import backend_kwargs as bk
 from backend_kwargs.auto import process_memory, race
 from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
+from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
@@ -326,7 +327,9 @@ def test_a_stored_winner_is_measured_anew(wins, tmp_path):
 )
 def test_a_store_cannot_lower_the_precision(precisions, max_error, listed, wanted):
     """A stored winner in a lower precision is used only where the request consents to it within that bound."""
-    allowed = allowed_candidates(listed, lambda name: {}, (), precisions, max_error)
+    allowed = allowed_candidates(
+        RaceSettings(candidates=listed, precision=precisions, max_error=max_error), lambda name: {}
+    )
     options = {"precision": ["bf16"], "max_error": 0.01}
     assert trusted(NAME, options, "openvino-native", allowed) is wanted
 
