@@ -39,7 +39,7 @@ def traces(monkeypatch):
 
         def watched(self, *given):
             made = original(self, *given)
-            seen.append((name, len(made.traced.lowered.graphs) if made.traced else 0))
+            seen.append((name, len(made.lowered.graphs) if made.lowered else 0))
             return made
 
         monkeypatch.setattr(compiling.Compiles, name, watched)
@@ -204,7 +204,7 @@ def test_nothing_of_a_race_is_left(auto, default_wins):
     fn = auto(Layers(), candidates=STEPS, race="always")
     sum(out.sum() for out in fn(torch.randn(8, 32))).backward()
     gc.collect()
-    kinds = (Task, compiling.Compiles, lowered.Lowered, lowered.LoweredGraph)
+    kinds = (Task, compiling.Compiles, lowered.TracingApart, lowered.LoweredGraph)
     assert [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)] == []
 
 

@@ -152,6 +152,7 @@ class Lowered:
             self._put(version, for_good=True)
         # AOTAutograd's function may hold the function that compiled its backward graph, and that this object.
         self.graphs, self.in_place = [], None
+        del self.context
 
     def assembled(self, version: Version) -> None:
         """Note what the stages have put round the backward passes of a version."""
