@@ -75,8 +75,8 @@ class _Reader:
 
     def _computed(self, node: Node, tensor: Tensor) -> _Affine | None:
         """Return what a sum, a difference, a product or a quotient is by what its operands are."""
-        args = arguments_of(node) or {}
-        if args.pop("alpha", 1) != 1 or args.pop("value", 1) != 1 or args.pop("rounding_mode", None):
+        args = arguments_of(node)
+        if args is None or args.pop("alpha", 1) != 1 or args.pop("value", 1) != 1 or args.pop("rounding_mode", None):
             return None
         self.inner.append(node)
         operands = [operand for value in args.values() if (operand := example(value)) is not None]

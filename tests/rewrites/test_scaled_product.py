@@ -155,6 +155,7 @@ NEAR_MISSES = {
     "float16": lambda x, w, s: (F.linear(x.half() * s.half(), w.half()), x.sum()),
     "float32": lambda x, w, s: (F.linear((f := x.float()) * s.float(), w.float()), f.sum()),
     "a number": lambda x, w, s: (F.linear(x * 2, w), x.sum()),
+    "a number on the left": lambda x, w, s: (F.linear(2 * (x * s), w), x.sum()),
     "a shift alone": lambda x, w, s: (F.linear(x + s, w), x.sum()),
     "a scale for each pixel": lambda x, w, s: (F.linear(x * x[..., :1], w), x.sum()),
     "integers": lambda x, w, s: (F.linear(x * s.int(), w), x.sum()),
