@@ -27,9 +27,9 @@ from backend_kwargs.harness.models import importable
 from backend_kwargs.precision import quantised
 from backend_kwargs.torch_internals import caches, inductor_config, relowering
 from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
-from backend_kwargs.torch_internals.modes import modes_restored
 from backend_kwargs.torch_internals.relowering import around_lowering
 from backend_kwargs.torch_internals.replacing import replaced
+from backend_kwargs.torch_internals.tensors import modes_restored
 from backend_kwargs.trial import roundings
 
 STORE = torch.distributed.HashStore()

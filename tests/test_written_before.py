@@ -14,7 +14,7 @@ from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.auto.lock import read_lock
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.bundles.config import REMOVED
-from backend_kwargs.bundles.disk.reading import inspected
+from backend_kwargs.bundles.disk.contents import inspected
 from backend_kwargs.compare import Row, to_json
 from backend_kwargs.compare.rows import Comparison
 from backend_kwargs.page import read_document

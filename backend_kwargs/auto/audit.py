@@ -19,7 +19,7 @@ from backend_kwargs.auto.selection import RaceState, Runner
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.options.option import Options
-from backend_kwargs.torch_internals.modes import modes_restored
+from backend_kwargs.torch_internals.tensors import modes_restored
 
 COMPILE_S = 300.0  # for the candidates of one audit
 AGAIN = "\0again"  # the decision under another name: what differs between both is noise

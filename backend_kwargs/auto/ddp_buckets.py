@@ -9,8 +9,7 @@ from torch.fx import GraphModule, Node
 from backend_kwargs.graphs.replay import run_apart
 from backend_kwargs.graphs.writes import copy_of_graph, has_memory, has_side_effects, holds_state, may_communicate
 from backend_kwargs.torch_internals.dynamo import TracingContext
-from backend_kwargs.torch_internals.modes import without_modes
-from backend_kwargs.torch_internals.tensors import FakeTensor
+from backend_kwargs.torch_internals.tensors import FakeTensor, without_modes
 from backend_kwargs.trial.roundings import DrawsError
 
 # An attribute on dynamo's context of one compile: the bucket that returns a fake tensor, by the tensor's id.

@@ -10,8 +10,8 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from backend_kwargs.options.option import Options
-from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.torch_internals.tensors import OperatorMode
 from backend_kwargs.trial.trees import tensors_of
 
 PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad

@@ -25,7 +25,7 @@ from backend_kwargs.graphs.writes import copy_of_graph, is_unknown
 from backend_kwargs.options.machine import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place, traced_value
-from backend_kwargs.torch_internals.modes import OperatorMode, OpOverload, enter_autocast, schema_of
+from backend_kwargs.torch_internals.tensors import OperatorMode, OpOverload, enter_autocast, schema_of
 from backend_kwargs.trial.served import copied
 
 logger = logging.getLogger("backend_kwargs.auto")

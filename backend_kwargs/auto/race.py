@@ -33,7 +33,7 @@ from backend_kwargs.options.option import Options
 from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.dynamo import RESTARTS, guard_count, is_tracing, without_context
-from backend_kwargs.torch_internals.modes import modes_restored
+from backend_kwargs.torch_internals.tensors import modes_restored
 
 logger = logging.getLogger("backend_kwargs.auto")
 

@@ -108,7 +108,7 @@ def check_keys(options: Options) -> None:
 
 def unreadable_keys(options: Options) -> Iterator[Limit]:
     """Yield why keys cannot be read here, and what is left out without them: no key makes a compile fail."""
-    from backend_kwargs.stores.signing import private_key, public_key
+    from backend_kwargs.stores.documents import private_key, public_key
 
     for store in RaceSettings.of(options).stores:
         signing = [] if store.signing_key is None else [store.signing_key]

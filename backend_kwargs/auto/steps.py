@@ -24,7 +24,7 @@ from backend_kwargs.graphs.replay import ChangedInputError
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.torch_internals.caches import artifacts_noted
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
-from backend_kwargs.torch_internals.modes import modes_restored
+from backend_kwargs.torch_internals.tensors import modes_restored
 from backend_kwargs.trial import Interval
 
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, only CUDA graphs are warmed up

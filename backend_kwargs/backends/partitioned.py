@@ -51,8 +51,8 @@ from backend_kwargs.graphs.writes import copy_of_graph, in_eager
 from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals.dynamo import TorchDynamoException, dropping_guards, mark_boxed
 from backend_kwargs.torch_internals.functorch import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput, aot_autograd
-from backend_kwargs.torch_internals.modes import OpOverload, schema_of, without_modes
 from backend_kwargs.torch_internals.pytree import tree_leaves, tree_map
+from backend_kwargs.torch_internals.tensors import OpOverload, schema_of, without_modes
 from backend_kwargs.trial import Expected, accuracy, generators
 
 WHOLE = "the graph"

@@ -49,7 +49,7 @@ from backend_kwargs.torch_internals.dynamo import (
     traced_frame,
     without_disabling,
 )
-from backend_kwargs.torch_internals.modes import (
+from backend_kwargs.torch_internals.tensors import (
     AUTOCAST_FUNCTIONS,
     OpOverload,
     OpOverloadPacket,

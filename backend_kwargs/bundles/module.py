@@ -221,7 +221,7 @@ class CompiledModule:
         """
         with self._lock:
             self._after("save")
-            from backend_kwargs.bundles.disk.saving import save
+            from backend_kwargs.bundles.disk.contents import save
 
             save(self._known(), _path(path, "save"), signing_key)
 
@@ -243,7 +243,7 @@ class CompiledModule:
         this machine differs from the one that built it, the module is compiled again; `describe()` gives the reason. If
         it raises, `module` is unchanged.
         """
-        from backend_kwargs.bundles.disk.reading import load
+        from backend_kwargs.bundles.disk.contents import load
 
         built, notes = load(_path(path, "load"), module, device, trust=trust, trusted_keys=trusted_keys)
         loaded = cls(built.config)

@@ -20,8 +20,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, warn_once, wro
 from backend_kwargs.facts import Call
 from backend_kwargs.files import temporary
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import set_grad_enabled
-from backend_kwargs.torch_internals.tensors import counted_writes
+from backend_kwargs.torch_internals.tensors import counted_writes, set_grad_enabled
 from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, walk
 
 Dtypes = Sequence[torch.dtype | None]

@@ -21,7 +21,7 @@ from backend_kwargs.registry import PLAIN, make_backend
 if TYPE_CHECKING:
     import torch
 
-    from backend_kwargs.bundles.disk.manifest import Part
+    from backend_kwargs.bundles.disk.place import Part
     from backend_kwargs.bundles.samples import Args, Kwargs
     from backend_kwargs.trial import State
 
@@ -51,7 +51,7 @@ def build(
     sign: Annotated[Path | None, typer.Option(metavar="PRIVATE.pem", help="Sign with this Ed25519 key.")] = None,
 ) -> None:
     """Compile a model, check its results, and write a bundle that is served elsewhere without compiling."""
-    from backend_kwargs.bundles.disk.saving import check_save, check_state, save
+    from backend_kwargs.bundles.disk.contents import check_save, check_state, save
 
     check_save(output, sign)
     spec = spec_of(backend)
@@ -74,7 +74,7 @@ def build(
 @app.command("inspect")
 def inspect(bundle: Bundle, key: Keys = None) -> None:
     """Show what a bundle contains, which machine it was built for, and what differs here; its code is not run."""
-    from backend_kwargs.bundles.disk.reading import inspected
+    from backend_kwargs.bundles.disk.contents import inspected
 
     manifest, signed = inspected(bundle, key or ())
     # The config is not read as one, only shown.
@@ -99,7 +99,7 @@ def inspect(bundle: Bundle, key: Keys = None) -> None:
         _say_more(lines)
     import torch
 
-    from backend_kwargs.bundles.disk.manifest import differences, fingerprint
+    from backend_kwargs.bundles.disk.place import differences, fingerprint
 
     device = "cuda" if manifest.device == "cuda" and torch.cuda.is_available() else "cpu"
     differ = differences(manifest.environment, fingerprint(torch.device(device)))
@@ -118,7 +118,7 @@ def run(
     key: Keys = None,
 ) -> None:
     """Load a bundle, and show the time of its first call next to that of compiling it."""
-    from backend_kwargs.bundles.disk.reading import inspected
+    from backend_kwargs.bundles.disk.contents import inspected
 
     manifest, _ = inspected(bundle, key or ())  # and its signature, before the factory makes the model
     if not factory:

@@ -15,14 +15,15 @@ from backend_kwargs.cli.console import (
     MaybeModel,
     Output,
     Outputs,
+    Timed,
     backend_from_text,
     console,
     given_to,
+    lines_to_paste,
     print_table,
     quiet,
     say,
 )
-from backend_kwargs.cli.pasting import Timed, lines_to_paste
 from backend_kwargs.errors import BackendKwargsError, wrong_value
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.harness.models import folder_of_model, importable, model_of

@@ -23,13 +23,13 @@ from backend_kwargs.cli.console import (
     Output,
     Outputs,
     console,
+    lines_to_paste,
     print_config,
     print_json,
     print_table,
     say,
     watched,
 )
-from backend_kwargs.cli.pasting import lines_to_paste
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.files import read_toml
@@ -39,9 +39,9 @@ from backend_kwargs.progress import progress
 from backend_kwargs.registry import decided
 from backend_kwargs.report.decisions import document_of
 from backend_kwargs.stores import Store
+from backend_kwargs.stores.documents import private_key, public_key
 from backend_kwargs.stores.layered import is_own, synced
 from backend_kwargs.stores.opening import Opened, opened
-from backend_kwargs.stores.signing import private_key, public_key
 
 app = typer.Typer(help="The decisions of tmpl-inductor:auto, one per graph.")
 

@@ -16,8 +16,7 @@ from backend_kwargs.errors import BackendKwargsError, removed, shortened, wrong_
 from backend_kwargs.fleet.board import AUTO, Unit, UnitClaims, is_slower, name_of
 from backend_kwargs.fleet.plan import read_plan
 from backend_kwargs.fleet.pools import LocalPool, RayPool, devices_here, without_login
-from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, drive, expected
-from backend_kwargs.fleet.summary import Summary
+from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, Summary, drive, expected
 from backend_kwargs.page import document as page
 from backend_kwargs.page import noise_of
 from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on, now

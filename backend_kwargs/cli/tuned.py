@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from backend_kwargs import trial
 from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.console import Outputs, console, print_table, say
-from backend_kwargs.cli.pasting import pasted
+from backend_kwargs.cli.console import Outputs, console, pasted, print_table, say
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet.board import AUTO

@@ -10,9 +10,8 @@ import torch
 from backend_kwargs.compare.document import ShownComparison
 from backend_kwargs.compare.rows import Candidate, CandidateTrial, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
-from backend_kwargs.harness.isolation import room_to_compile, start_inductor
 from backend_kwargs.harness.study import Inputs, Study, arguments_of, device_of, move
-from backend_kwargs.harness.trial import learn
+from backend_kwargs.harness.trial import learn, room_to_compile, start_inductor
 from backend_kwargs.trial import (
     Interval,
     environment,

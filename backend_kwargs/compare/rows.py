@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from backend_kwargs import trial
 from backend_kwargs.compile_records import RACED
-from backend_kwargs.harness.isolation import Counted, counted, isolated
-from backend_kwargs.harness.trial import Trial
+from backend_kwargs.harness.trial import Counted, Trial, counted, isolated
 from backend_kwargs.options.option import Options
 from backend_kwargs.report import Graph
 from backend_kwargs.tables import as_text

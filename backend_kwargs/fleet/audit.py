@@ -21,7 +21,7 @@ from backend_kwargs.auto.verdicts import FOLDER, Verdict
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.bundles.config import CompileConfig
-from backend_kwargs.bundles.disk.reading import inspected
+from backend_kwargs.bundles.disk.contents import inspected
 from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.bundles.samples import sizes_differ
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once

@@ -23,7 +23,7 @@ from backend_kwargs.fleet.board import (
 from backend_kwargs.harness.models import LIBRARIES, check_defines, split_factory
 from backend_kwargs.keys import digest
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.signing import private_key
+from backend_kwargs.stores.documents import private_key
 
 WHAT = "a plan"
 MOST_UNITS = 100_000

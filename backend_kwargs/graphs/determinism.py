@@ -7,7 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.torch_internals.modes import OpOverload
+from backend_kwargs.torch_internals.tensors import OpOverload
 
 
 def _names(text: str) -> frozenset[str]:

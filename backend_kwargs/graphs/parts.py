@@ -18,7 +18,7 @@ from torch.fx.passes.operator_support import create_op_support
 
 from backend_kwargs.graphs.writes import replace_by_attribute
 from backend_kwargs.torch_internals.dynamo import boxed_forward, mark_boxed
-from backend_kwargs.torch_internals.modes import OpOverload, name_of, schema_of, suggest_memory_format
+from backend_kwargs.torch_internals.tensors import OpOverload, name_of, schema_of, suggest_memory_format
 
 PREFIX = "part_"
 MARK = "backend_kwargs_part"  # an identifier, since it is a keyword for a while

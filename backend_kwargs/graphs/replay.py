@@ -22,15 +22,18 @@ from backend_kwargs.graphs.writes import (
     written_memory,
 )
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import (
+from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.torch_internals.tensors import (
     OperatorMode,
+    base_of,
+    in_storage,
+    memory_id,
     modes_restored,
     overloads_of,
     saves_by_hooks,
+    with_bits_of,
     without_modes,
 )
-from backend_kwargs.torch_internals.replacing import undone
-from backend_kwargs.torch_internals.tensors import base_of, in_storage, memory_id, with_bits_of
 from backend_kwargs.torch_internals.threads import running_threads
 from backend_kwargs.trial import (
     ChangedSlice,

@@ -14,17 +14,24 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils.checkpoint import checkpoint
 
-from backend_kwargs.torch_internals import modes
 from backend_kwargs.torch_internals.dynamo import hand_on
-from backend_kwargs.torch_internals.modes import OPERATORS, OpOverload, OpOverloadPacket, has_effects, name_of
 from backend_kwargs.torch_internals.pytree import tree_leaves
 from backend_kwargs.torch_internals.tensors import (
+    OPERATORS,
     WRITES_AS_DECLARED,
     FakeTensorMode,
+    OpOverload,
+    OpOverloadPacket,
+    arguments_of,
     counted_writes,
+    has_effects,
+    has_kernel,
     has_plain_dispatch,
     is_wrapped,
     memory_id,
+    name_of,
+    overloads_of,
+    schema_of,
     unwrapped,
     version_of,
 )
@@ -146,14 +153,14 @@ def _signatures(function: Any) -> tuple[tuple[list[str], list[str]], ...]:
         return ()
     return tuple(
         _names(overload)
-        for overload in modes.overloads_of(function)
-        if "out" not in modes.schema_of(overload).overload_name and modes.has_kernel(overload)
+        for overload in overloads_of(function)
+        if "out" not in schema_of(overload).overload_name and has_kernel(overload)
     )
 
 
 def _names(overload: OpOverload) -> tuple[list[str], list[str]]:
     """Return the names of an operator's arguments, and of those into which it writes."""
-    arguments = modes.arguments_of(overload)
+    arguments = arguments_of(overload)
     return [each.name for each in arguments], [each.name for each in arguments if each.is_write]
 
 

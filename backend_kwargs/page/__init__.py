@@ -1,7 +1,7 @@
 """A report as one HTML file that opens anywhere: made from a `Document`, which it also contains as JSON.
 
 `to_html` writes it, `fragment` the same for a notebook, `to_json` the data alone; `parse` and `from_html` read them,
-whoever wrote them. All three leave out what names a user, a machine or a place (`sharing`).
+whoever wrote them. All three leave out what names a user, a machine or a place.
 """
 
 from backend_kwargs.page.derived import changes, is_loud, noise_of, pays_back, tradeoffs_of

@@ -8,7 +8,7 @@ from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
 from backend_kwargs.page.document import Change, Document, Row, Speedups, Verdict
 from backend_kwargs.page.sentence import kept, remark, sentence
-from backend_kwargs.page.sharing import shareable
+from backend_kwargs.page.writing import shareable
 
 LONGEST = 200  # characters of a name or a reason
 MOST_ROWS, MOST_GROUPS, MOST_LINES = 50, 20, 30

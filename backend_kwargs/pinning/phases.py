@@ -19,7 +19,7 @@ from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.bundles.samples import Sample, samples_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call, Pins
-from backend_kwargs.harness.isolation import isolated
+from backend_kwargs.harness.trial import isolated
 from backend_kwargs.sealing.calls import called
 from backend_kwargs.torch_internals.caches import forget_loaded, fresh_cache
 from backend_kwargs.torch_internals.sealing import compiling_ahead

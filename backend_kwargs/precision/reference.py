@@ -8,8 +8,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import Argument, Target, map_aggregate
 
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import enter_autocast
-from backend_kwargs.torch_internals.tensors import is_view
+from backend_kwargs.torch_internals.tensors import enter_autocast, is_view
 
 WIDENED = frozenset({"float", "half", "bfloat16"})
 LOWER = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2})

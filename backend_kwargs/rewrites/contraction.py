@@ -33,7 +33,7 @@ from backend_kwargs.rewrites.matching import (
 )
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
-from backend_kwargs.torch_internals.modes import set_grad_enabled
+from backend_kwargs.torch_internals.tensors import set_grad_enabled
 
 REWRITE = Rewrite(
     "Broadcast products that are summed, as products of matrices",

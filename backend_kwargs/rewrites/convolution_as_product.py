@@ -27,7 +27,7 @@ from backend_kwargs.rewrites.matching import (
 from backend_kwargs.rewrites.patches import geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import example, examples, replacing
-from backend_kwargs.torch_internals.modes import decompose_in_inductor
+from backend_kwargs.torch_internals.tensors import decompose_in_inductor
 
 REWRITE = Rewrite(
     "Convolutions in wide groups as batched products over windows",

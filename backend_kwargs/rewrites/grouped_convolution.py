@@ -43,8 +43,8 @@ from backend_kwargs.rewrites.matching import (
     values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.torch_internals.modes import OpOverload
 from backend_kwargs.torch_internals.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass
+from backend_kwargs.torch_internals.tensors import OpOverload
 
 REWRITE = Rewrite(
     "Convolutions in groups by our own kernels, depthwise ones with a norm and an activation",

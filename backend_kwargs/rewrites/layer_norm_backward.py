@@ -15,7 +15,7 @@ from backend_kwargs.backends import Inputs
 from backend_kwargs.rewrites.matching import Arguments, Context, Gradients, define, have_one_dtype, same_sizes
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import example, examples, first_result, replacing
-from backend_kwargs.torch_internals.modes import decompose_in_inductor
+from backend_kwargs.torch_internals.tensors import decompose_in_inductor
 
 REWRITE = Rewrite(
     "Layer norm's gradients by one kernel, which reads its input and the incoming gradient once",

@@ -28,8 +28,8 @@ from backend_kwargs.rewrites.matching import (
     values_of,
 )
 from backend_kwargs.rewrites.table import NAN, Rewrite, ran
-from backend_kwargs.torch_internals.modes import OpOverload
 from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass
+from backend_kwargs.torch_internals.tensors import OpOverload
 
 REWRITE = Rewrite(
     "Linear with bias and ReLU or tanh-GELU, also one that is written out, as one library call",

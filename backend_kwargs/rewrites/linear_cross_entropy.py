@@ -29,7 +29,7 @@ from backend_kwargs.rewrites.matching import (
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, examples, first_result, replacing
-from backend_kwargs.torch_internals.modes import set_grad_enabled
+from backend_kwargs.torch_internals.tensors import set_grad_enabled
 
 REWRITE = Rewrite(
     "A linear layer and cross-entropy in chunks of rows, so that few logits are in memory at a time",

@@ -22,7 +22,6 @@ from torch.fx.operator_schemas import get_signature_for_torch_op, normalize_func
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.torch_internals.dynamo import is_erased, tracing
-from backend_kwargs.torch_internals.modes import OpOverload, store_in_inductor
 from backend_kwargs.torch_internals.pattern_matcher import (
     Match,
     PatternExpr,
@@ -37,6 +36,8 @@ from backend_kwargs.torch_internals.tensors import (
     FakeTensorMode,
     FunctionalTensor,
     FunctionalTensorMode,
+    OpOverload,
+    store_in_inductor,
     unset_fake_temporarily,
 )
 

@@ -16,7 +16,7 @@ from torch.fx import Node
 from backend_kwargs.rewrites.matching import Arguments, known_true
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import examples, replacing
-from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
+from backend_kwargs.torch_internals.tensors import is_traceable_wrapper_subclass
 
 REWRITE = Rewrite(
     "nn.MultiheadAttention with queries, keys and values as views of its products, which torch copies",

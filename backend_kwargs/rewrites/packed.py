@@ -34,8 +34,7 @@ from backend_kwargs.rewrites.matching import arguments_of, same_sizes
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import Change, Wanted, every, example
 from backend_kwargs.torch_internals.dynamo import ConstantSource, compile_id, is_tracing, sources_of_attributes
-from backend_kwargs.torch_internals.modes import WithoutDispatch, set_grad_enabled
-from backend_kwargs.torch_internals.tensors import linear, version_of
+from backend_kwargs.torch_internals.tensors import WithoutDispatch, linear, set_grad_enabled, version_of
 
 REWRITE = Rewrite(
     "Linear layers that share an input as one product of packed weights (q, k and v, or gate and up)",

@@ -38,7 +38,6 @@ from backend_kwargs.rewrites.folding import fold_together
 from backend_kwargs.rewrites.matching import Arguments, arguments_of, dying_with, erase_dead, replace
 from backend_kwargs.rewrites.table import DIGITS, Rewrite, chosen_places, find_rewrite, fingerprint, name_of, resolved
 from backend_kwargs.torch_internals import inductor_config
-from backend_kwargs.torch_internals.modes import OpOverload, OpOverloadPacket, is_traceable_wrapper_subclass
 from backend_kwargs.torch_internals.pattern_matcher import (
     InferenceAwarePass,
     Match,
@@ -47,6 +46,7 @@ from backend_kwargs.torch_internals.pattern_matcher import (
     only_where,
     takes_is_inference,
 )
+from backend_kwargs.torch_internals.tensors import OpOverload, OpOverloadPacket, is_traceable_wrapper_subclass
 
 # Methods after which a tensor has other sizes or strides.
 CHANGE_SIZES = (

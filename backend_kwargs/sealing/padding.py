@@ -16,8 +16,7 @@ from backend_kwargs.facts import Call
 from backend_kwargs.sealing.calls import SHORT, Checks, Result, Target
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Values, shown_point
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import OPERATORS, OperatorMode, arguments_of
-from backend_kwargs.torch_internals.tensors import counted_writes
+from backend_kwargs.torch_internals.tensors import OPERATORS, OperatorMode, arguments_of, counted_writes
 from backend_kwargs.trial.trees import tensors_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

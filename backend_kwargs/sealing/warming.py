@@ -17,8 +17,7 @@ from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, 
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.sealing.sealed import Sealed
 from backend_kwargs.torch_internals import cudagraphs, sealing
-from backend_kwargs.torch_internals.modes import modes_of_thread
-from backend_kwargs.torch_internals.tensors import copy_each
+from backend_kwargs.torch_internals.tensors import copy_each, modes_of_thread
 from backend_kwargs.trial import copies, generators, same_bits, synchronize
 
 MOST_CALLED = 64  # combinations of sizes that are called; of more, those whose guards can be asked are only asked

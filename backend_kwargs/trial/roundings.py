@@ -19,7 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from backend_kwargs.errors import error_text
 from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import (
+from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.torch_internals.tensors import (
     OPERATORS,
     OperatorMode,
     OpOverload,
@@ -27,7 +28,6 @@ from backend_kwargs.torch_internals.modes import (
     arguments_of,
     schema_of,
 )
-from backend_kwargs.torch_internals.replacing import undone
 from backend_kwargs.trial.accuracy import (
     NONE,
     PRECISE,

@@ -16,8 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from backend_kwargs.interval import Interval
-from backend_kwargs.torch_internals.modes import OperatorMode, is_profiled, name_of
-from backend_kwargs.torch_internals.tensors import keep_device_busy
+from backend_kwargs.torch_internals.tensors import OperatorMode, is_profiled, keep_device_busy, name_of
 from backend_kwargs.trial.served import State
 from backend_kwargs.trial.trees import tensors_of
 

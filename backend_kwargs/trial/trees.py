@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import without_modes
-from backend_kwargs.torch_internals.tensors import replace_tensors
+from backend_kwargs.torch_internals.tensors import replace_tensors, without_modes
 from backend_kwargs.trial.served import copied
 
 T = TypeVar("T")

@@ -11,8 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from backend_kwargs import make_backend, report, trial
-from backend_kwargs.harness.isolation import Counted, counted, isolated
-from backend_kwargs.harness.trial import WARM_CALLS, Trial, TrialError, UnavailableError
+from backend_kwargs.harness.trial import WARM_CALLS, Counted, Trial, TrialError, UnavailableError, counted, isolated
 from backend_kwargs.interval import Interval
 from backend_kwargs.trial.trees import tensors_of
 from benchmarks.execution.records import Compile

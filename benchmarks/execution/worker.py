@@ -12,8 +12,7 @@ from typing import Any, Literal
 import torch
 from torch._inductor import config
 
-from backend_kwargs.harness.isolation import start_inductor
-from backend_kwargs.harness.trial import UnavailableError, learn
+from backend_kwargs.harness.trial import UnavailableError, learn, start_inductor
 from backend_kwargs.trial import Status, interleave, synchronize
 from backend_kwargs.trial.memory import environment as environment_of
 from benchmarks.execution import controls, device_timer, process

@@ -22,8 +22,8 @@ from backend_kwargs import trial
 from backend_kwargs.graphs.spelling import layout_of
 from backend_kwargs.tables import as_text
 from backend_kwargs.torch_internals.device_peaks import peaks_of
-from backend_kwargs.torch_internals.modes import OperatorMode
 from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.torch_internals.tensors import OperatorMode
 from backend_kwargs.trial.trees import tensors_of
 from benchmarks.workloads.drawn import DRAWS, MODELS
 

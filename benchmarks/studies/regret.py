@@ -191,7 +191,7 @@ def timed(tell: Tell, job: Job, keys: Sequence[str], rounds: int) -> dict[str, l
 
 def _compiled(model: Any, key: str) -> Any:
     from backend_kwargs import make_backend
-    from backend_kwargs.harness.isolation import isolated
+    from backend_kwargs.harness.trial import isolated
 
     if key == EAGER:
         return model

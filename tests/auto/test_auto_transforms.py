@@ -7,7 +7,7 @@ from torch.func import functional_call, functionalize, grad, hessian, jacfwd, ja
 from torch.utils import _pytree as pytree
 
 from backend_kwargs.graphs.writes import has_memory, written_memory
-from backend_kwargs.torch_internals.modes import modes_restored
+from backend_kwargs.torch_internals.tensors import modes_restored
 from tests.auto.graphs import rows_of
 
 # torch scripts its decompositions for forward mode, and lowers some gradients, by functions that it deprecates.

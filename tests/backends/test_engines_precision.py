@@ -18,7 +18,7 @@ from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning
-from backend_kwargs.harness.isolation import Counted
+from backend_kwargs.harness.trial import Counted
 from backend_kwargs.options.templates import find_template
 
 pytest.importorskip("openvino")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backend_kwargs import make_backend, trial
-from backend_kwargs.harness.isolation import isolated
+from backend_kwargs.harness.trial import isolated
 from benchmarks.analysis import verdicts
 from benchmarks.execution import device_timer, worker
 from benchmarks.execution.records import AGAIN

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from backend_kwargs.bundles.disk.manifest import DOMAIN
+from backend_kwargs.bundles.disk.place import DOMAIN
 from backend_kwargs.keys import digest
-from backend_kwargs.stores import signing
+from backend_kwargs.stores import documents
 from tests import forks
 
 MODEL = """
@@ -47,7 +47,7 @@ def signed(folder, tmp_path):
     write_keys(tmp_path / "private.pem", tmp_path / "public.pem")
     shutil.copytree(folder / "bundle", tmp_path / "bundle")
     content = (tmp_path / "bundle" / "manifest.json").read_bytes()
-    signature = signing.signed(DOMAIN, content, tmp_path / "private.pem")
+    signature = documents.signed(DOMAIN, content, tmp_path / "private.pem")
     (tmp_path / "bundle" / "signatures" / digest(content)).write_bytes(signature)
     return tmp_path
 

@@ -273,9 +273,9 @@ def put(value, at, new):
 @pytest.mark.filterwarnings("ignore:Bundle")
 def test_a_hostile_value_anywhere_in_a_manifest(bundle_of_eager, tmp_path, monkeypatch, state_of):
     """It is loaded, or the error is one line and ours, and then the module is unchanged."""
-    from backend_kwargs.bundles.disk import reading
+    from backend_kwargs.bundles.disk import contents
 
-    monkeypatch.setattr(reading, "PAUSES_S", ())
+    monkeypatch.setattr(contents, "PAUSES_S", ())
     bundle = Path(shutil.copytree(bundle_of_eager, tmp_path / "bundle"))
     manifest = json.loads((bundle / "manifest.json").read_text())
     every = [(at, value) for at in places(manifest) for value in HOSTILE]
@@ -421,8 +421,8 @@ def test_threads_may_save_and_infer_at_once(tmp_path):
 
 def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
     """A full folder for temporary files is named."""
-    from backend_kwargs.bundles.disk.manifest import Part
-    from backend_kwargs.bundles.disk.reading import _Parts
+    from backend_kwargs.bundles.disk.contents import _Parts
+    from backend_kwargs.bundles.disk.place import Part
     from backend_kwargs.files import opened_folder
 
     content = b"x" * 5000

@@ -16,7 +16,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.bundles.disk import place
-from backend_kwargs.bundles.disk.reading import inspected
+from backend_kwargs.bundles.disk.contents import inspected
 from backend_kwargs.keys import digest
 from tests.bundles.small_module import scaled
 

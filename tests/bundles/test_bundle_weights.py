@@ -313,7 +313,7 @@ def with_buffer(value):
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:torch.quantize_per_tensor", "ignore:.*is deprecated")
 def test_a_state_that_a_file_cannot_contain_is_an_error(value, words, tmp_path):
-    from backend_kwargs.bundles.disk.saving import check_state
+    from backend_kwargs.bundles.disk.contents import check_state
 
     with pytest.raises(BackendKwargsError) as raised:
         check_state(with_buffer(value()))

@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from backend_kwargs.bundles.disk.manifest import install, loaded_extensions
+from backend_kwargs.bundles.disk.place import install, loaded_extensions
 
 FOLDER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 

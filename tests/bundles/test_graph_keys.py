@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.bundles.disk import reading
-from backend_kwargs.bundles.disk.manifest import GraphPart
+from backend_kwargs.bundles.disk import contents
+from backend_kwargs.bundles.disk.place import GraphPart
 from backend_kwargs.bundles.graphs import inlined, key_of
 
 
@@ -142,5 +142,5 @@ def test_a_constant_of_a_subgraph_is_part_of_the_key():
 def test_a_decision_on_places_of_another_version(version, known):
     """A bundle's decision is left if it names places as another version of a rewrite has them: no graph has these."""
     options = {"rewrites": [f"convolution@{version}:{'0' * 16}"]}
-    kept = reading._graph(GraphPart(key="0" * 64, winner="convolution", options=options), None).decision
+    kept = contents._graph(GraphPart(key="0" * 64, winner="convolution", options=options), None).decision
     assert kept == ({"winner": "convolution", "options": options} if known else None)

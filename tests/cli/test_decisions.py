@@ -14,9 +14,8 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.board import Result, Unit, document_of
 from backend_kwargs.page import read_document
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.documents import Document, encoded, is_forgotten, is_signed
+from backend_kwargs.stores.documents import Document, encoded, is_forgotten, is_signed, public_key
 from backend_kwargs.stores.opening import opened
-from backend_kwargs.stores.signing import public_key
 from tests.auto.graphs import MADE
 from tests.fleet.stores import Documents, store_file, written
 

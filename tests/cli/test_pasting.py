@@ -7,7 +7,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.backends.tvm.settings import unfit
-from backend_kwargs.cli.pasting import Timed, lines_to_paste
+from backend_kwargs.cli.console import Timed, lines_to_paste
 from backend_kwargs.compare import Candidate, compare
 from tests import forks
 

@@ -11,7 +11,7 @@ from torch import nn
 from backend_kwargs import make_backend
 from backend_kwargs.compare import Candidate, Row, compare, fastest
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.harness import isolation as isolating
+from backend_kwargs.harness import trial as isolating
 from backend_kwargs.harness.study import checksum
 from backend_kwargs.report.graphs import RETURNED, UNKNOWN
 from backend_kwargs.trial import memory, timing

@@ -11,7 +11,7 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.board import AUTO, WITHOUT_EFFECT, Unit, UnitDocument, name_of
 from backend_kwargs.fleet.plan import read_plan
 from backend_kwargs.fleet.racing import racing
-from backend_kwargs.fleet.summary import Summary
+from backend_kwargs.fleet.scheduling import Summary
 from backend_kwargs.interval import Interval
 from backend_kwargs.page.document import Verdict
 from backend_kwargs.registry import make_backend

@@ -14,10 +14,10 @@ from backend_kwargs.fleet.scheduling import (
     POLL_S,
     Ended,
     Queue,
+    Summary,
     drive,
     expected,
 )
-from backend_kwargs.fleet.summary import Summary
 from benchmarks.studies import fleet
 from tests.fleet.stores import Claimed, Documents, written
 

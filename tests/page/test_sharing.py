@@ -9,7 +9,7 @@ from backend_kwargs.page import Document, to_html, to_json
 from backend_kwargs.page.document import Cause, Graph, Lane, Option, Race, Row, Source, Speedups, Verdict, Warned
 from backend_kwargs.page.figures import file_of
 from backend_kwargs.page.markdown import to_markdown
-from backend_kwargs.page.sharing import LEFT_OUT, shareable, shared
+from backend_kwargs.page.writing import LEFT_OUT, shareable, shared
 
 JANE = frozenset(["/home/jane", "C:\\Users\\jane", "jane", "gpu7.corp.example", "gpu7"])
 

@@ -165,7 +165,7 @@ def test_a_signature_is_for_one_kind(keys):
     other = Kind("decision", Body)
     content = encoded(other, MADE, keys[0])
     assert refused(content, trusted_keys=[keys[0].public_key()]) == "it is decision 'units/a.json'"
-    from backend_kwargs.stores.signing import signer
+    from backend_kwargs.stores.documents import signer
 
     sealed = json.loads(content)
     raw, signature = content[content.index(b'"document":') + 11 : -1], bytes.fromhex(sealed["signature"])

@@ -3,10 +3,10 @@
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from backend_kwargs.torch_internals import modes, tensors
+from backend_kwargs.torch_internals import tensors
 
 
-class Counting(modes.TorchDispatchMode):
+class Counting(tensors.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count = getattr(self, "count", 0) + 1
         return func(*args, **(kwargs or {}))
@@ -16,33 +16,33 @@ def test_without_modes_nothing_is_counted():
     """What runs without modes does not reach the mode."""
     with Counting() as counting:
         torch.ones(2)
-        with modes.without_modes():
+        with tensors.without_modes():
             torch.ones(2)
     assert counting.count == 1
 
 
 def test_hooks_of_saved_tensors_show():
     """The hooks are seen within their context alone."""
-    found = [modes.saves_by_hooks()]
+    found = [tensors.saves_by_hooks()]
     with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
-        found.append(modes.saves_by_hooks())
+        found.append(tensors.saves_by_hooks())
     assert found == [False, True]
 
 
 def test_the_grad_mode_is_switched_by_a_function():
     """The function that graphs call switches it until it is called again."""
-    modes.set_grad_enabled(False)
+    tensors.set_grad_enabled(False)
     try:
         assert not torch.is_grad_enabled()
     finally:
-        modes.set_grad_enabled(True)
+        tensors.set_grad_enabled(True)
 
 
 def test_graphs_enter_autocast_by_a_function():
     """dynamo's graphs call this pair of functions."""
-    entered = modes.enter_autocast("cpu", torch.bfloat16, True, False)
+    entered = tensors.enter_autocast("cpu", torch.bfloat16, True, False)
     inside = torch.is_autocast_enabled("cpu")
-    modes.exit_autocast(entered)
+    tensors.exit_autocast(entered)
     assert (inside, torch.is_autocast_enabled("cpu")) == (True, False)
 
 

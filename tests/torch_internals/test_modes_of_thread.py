@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from backend_kwargs.torch_internals.modes import modes_of_thread
+from backend_kwargs.torch_internals.tensors import modes_of_thread
 
 
 def seen():

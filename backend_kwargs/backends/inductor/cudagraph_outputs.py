@@ -22,8 +22,7 @@ from backend_kwargs.torch_internals.cudagraphs import (
     recorded_addresses,
     trees_of_thread,
 )
-from backend_kwargs.torch_internals.modes import is_traceable_wrapper_subclass
-from backend_kwargs.torch_internals.tensors import copy_each, same_layouts
+from backend_kwargs.torch_internals.tensors import copy_each, is_traceable_wrapper_subclass, same_layouts
 from backend_kwargs.trial.trees import map_tensors
 
 # One launch for several outputs reads 64 Ki numbers in each block, which takes 8 µs on an H200. In a loop with a CUDA

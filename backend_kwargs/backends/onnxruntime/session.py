@@ -38,9 +38,9 @@ from backend_kwargs.backends.partitioned import (
 )
 from backend_kwargs.graphs.parts import Decompositions, op_name, returned_by
 from backend_kwargs.torch_internals import pytree
-from backend_kwargs.torch_internals.modes import core_aten_decompositions, schema_of
 from backend_kwargs.torch_internals.onnx import REGISTRATION_LOGGER, translated, translated_operators
 from backend_kwargs.torch_internals.replacing import undone
+from backend_kwargs.torch_internals.tensors import core_aten_decompositions, schema_of
 
 if TYPE_CHECKING:
     import onnxruntime

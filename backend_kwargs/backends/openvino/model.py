@@ -23,7 +23,7 @@ from backend_kwargs.backends.partitioned import (
     uses_more_than_first,
 )
 from backend_kwargs.graphs.parts import Decompositions, calls_of, op_name, returned_by
-from backend_kwargs.torch_internals.modes import core_aten_decompositions
+from backend_kwargs.torch_internals.tensors import core_aten_decompositions
 
 if TYPE_CHECKING:
     import openvino

@@ -24,7 +24,7 @@ from backend_kwargs.graphs.parts import Decompositions, device_of, names_of, ret
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import communicates, copy_of_graph, why_not_repeatable
 from backend_kwargs.torch_internals.dynamo import tracing
-from backend_kwargs.torch_internals.modes import core_aten_decompositions, get_decompositions, name_of
+from backend_kwargs.torch_internals.tensors import core_aten_decompositions, get_decompositions, name_of
 from backend_kwargs.trial.roundings import DrawsError
 
 REASONS: dict[str, str] = {

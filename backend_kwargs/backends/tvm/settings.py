@@ -157,7 +157,7 @@ def _check_aten_ops(names: Sequence[str]) -> None:
     """Raise for operators that ATen lacks, or that no graph has when TVM sees it."""
     import torch
 
-    from backend_kwargs.torch_internals.modes import aten_names, is_composite, overloads_of, schema_of
+    from backend_kwargs.torch_internals.tensors import aten_names, is_composite, overloads_of, schema_of
 
     for op in names:
         if not op.isidentifier() or op.startswith("__") or not hasattr(torch.ops.aten, op):

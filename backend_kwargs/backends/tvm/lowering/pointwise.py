@@ -26,8 +26,8 @@ from backend_kwargs.backends.tvm.lowering.node import (
     unequal,
 )
 from backend_kwargs.backends.tvm.opaque import number, value_of
-from backend_kwargs.torch_internals.modes import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
-from backend_kwargs.torch_internals.modes import elementwise_dtypes
+from backend_kwargs.torch_internals.tensors import ELEMENTWISE_TYPE_PROMOTION_KIND as KIND
+from backend_kwargs.torch_internals.tensors import elementwise_dtypes
 
 LOG2E, LN2_HIGH, LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4  # Cephes' expf
 EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
