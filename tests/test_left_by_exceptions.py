@@ -26,7 +26,7 @@ from backend_kwargs.files import opened_folder
 from backend_kwargs.harness.models import importable
 from backend_kwargs.precision import quantised
 from backend_kwargs.torch_internals import caches, inductor_config, relowering
-from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
+from backend_kwargs.torch_internals.choices import TIMERS, benchmarker
 from backend_kwargs.torch_internals.relowering import around_lowering
 from backend_kwargs.torch_internals.replacing import replaced
 from backend_kwargs.torch_internals.tensors import modes_restored

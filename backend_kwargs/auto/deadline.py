@@ -28,7 +28,7 @@ class OutOfTime(BaseException):
 @contextmanager
 def capped(ends: float) -> Iterator[None]:
     """Raise OutOfTime when this thread is about to time a kernel after `ends`, a time of `time.perf_counter`."""
-    from backend_kwargs.torch_internals.autotuning import TIMERS, benchmarker
+    from backend_kwargs.torch_internals.choices import TIMERS, benchmarker
 
     with undone() as stack:
         stack.enter_context(replaced(_ends, threading.get_ident(), ends))

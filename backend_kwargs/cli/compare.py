@@ -35,7 +35,7 @@ from backend_kwargs.registry import PLAIN
 
 if TYPE_CHECKING:
     from backend_kwargs.compare import Comparison, Row
-    from backend_kwargs.compare.gate import Judged
+    from backend_kwargs.compare.document import Judged
 
 TEMPLATES = ("auto", "freezing", "cpp_wrapper", "max_autotune")
 BACKENDS = ",".join(["eager", "inductor", *(f"{PLAIN}:{each}" for each in TEMPLATES)])
@@ -180,7 +180,7 @@ class Gate:
 
     def among(self, wanted: list[tuple[str, Backend | None]]) -> "Gate":
         """Return the gate with the label of one of the candidates, to which default is added if it is not there."""
-        from backend_kwargs.compare.gate import DEFAULT, label_of
+        from backend_kwargs.compare.document import DEFAULT, label_of
 
         labels = [label for label, _ in wanted]
         over = label_of(self.over, labels)
@@ -218,7 +218,7 @@ def _finish(
 def _judged(comparison: "Comparison", gate: Gate | None) -> "Judged | None":
     if gate is None:
         return None
-    from backend_kwargs.compare.gate import judge
+    from backend_kwargs.compare.document import judge
 
     judged = judge(comparison, gate.over, gate.least)
     say("", judged.text)

@@ -13,8 +13,7 @@ from backend_kwargs.auto.machine import releases
 from backend_kwargs.cli.console import Output, Outputs, console, print_table, say
 from backend_kwargs.cli.decisions import Where
 from backend_kwargs.errors import BackendKwargsError, removed, shortened, wrong_value
-from backend_kwargs.fleet.board import AUTO, Unit, UnitClaims, is_slower, name_of
-from backend_kwargs.fleet.plan import read_plan
+from backend_kwargs.fleet.board import AUTO, Unit, UnitClaims, is_slower, name_of, read_plan
 from backend_kwargs.fleet.pools import LocalPool, RayPool, devices_here, without_login
 from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, Summary, drive, expected
 from backend_kwargs.page import document as page

@@ -1,4 +1,7 @@
-"""A comparison as a page: the verdict, what to know before trusting it, and every candidate's figures."""
+"""A comparison as a page: the verdict, what to know before trusting it, and every candidate's figures.
+
+And the gate of a pipeline: whether the fastest candidate is surely so much faster than another one.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +10,7 @@ from typing import Literal
 
 from backend_kwargs import trial
 from backend_kwargs.compare.rows import Comparison, Row, fastest
+from backend_kwargs.errors import unknown
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page
@@ -230,3 +234,40 @@ def _results(row: Row) -> Iterator[page.Result]:
             passed=leaf.passed,
             reason="" if leaf.passed else row.reason,
         )
+
+
+DEFAULT = "default"  # as `--fail-below` calls torch.compile without a mode
+DEFAULTS = ("default", "inductor", "tmpl-inductor", "tmpl-inductor:default")  # candidates that are that
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Whether the lower end of the interval reaches the limit, and the sentence that says so."""
+
+    passed: bool
+    text: str
+
+
+def label_of(over: str, labels: Sequence[str]) -> str:
+    """Return the label of what `over` names, DEFAULT if no candidate is that; raise for another name."""
+    if over in labels:
+        return over
+    if over == DEFAULT:
+        return next((label for label in DEFAULTS if label in labels), DEFAULT)
+    raise unknown("name of --fail-below", over, [*labels, DEFAULT], otherwise="It is one of --backends, or 'default'.")
+
+
+def judge(comparison: Comparison, over: str, least: float) -> Judged:
+    """Judge the fastest candidate with right results, other than eager and `over`, by its speedup over `over`."""
+    rows = {row.label: row for row in comparison.rows}
+    if not rows[over].samples:
+        return Judged(False, f"{over} was not timed ({rows[over].status}), so that no speedup over it can be judged.")
+    ran = (row for row in comparison.rows if row.status in ("pass", "unknown") and row.samples)
+    able = [row for row in ran if row.backend != "eager" and row.label != over]
+    fastest = min(able, key=lambda row: row.latency.median if row.latency else 0.0, default=None)
+    speedup = speedup_over(fastest, rows[over]) if fastest else None
+    if fastest is None or speedup is None:
+        return Judged(False, f"No candidate besides {over} and eager passed, so that no speedup can be judged.")
+    passed = speedup.low >= least
+    limit = f"at least {least:g}x is asked for" if passed else f"its lower end is below {least:g}x"
+    return Judged(passed, f"{fastest.label} is {speedup.as_ratio(3)} over {over}: {limit}.")

@@ -8,7 +8,7 @@ from backend_kwargs.progress import progress
 from backend_kwargs.sealing.declared import Declared
 
 if TYPE_CHECKING:
-    from backend_kwargs.sealing.sealed import Sealed
+    from backend_kwargs.sealing.warming import Sealed
 
 ON_MISS = ("eager", "raise")
 

@@ -42,7 +42,7 @@ from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
 from backend_kwargs.auto import deadline, process_memory, race, steps
-from backend_kwargs.torch_internals.autotuning import TIMERS
+from backend_kwargs.torch_internals.choices import TIMERS
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
 MUST = (

@@ -13,7 +13,7 @@ from torch._inductor.utils import fresh_cache
 from backend_kwargs.auto import deadline, steps
 from backend_kwargs.auto.deadline import OutOfTime, capped, capped_backward
 from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.torch_internals.autotuning import TIMERS
+from backend_kwargs.torch_internals.choices import TIMERS
 
 
 def time_a_kernel():

@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 from backend_kwargs.cli import app
 from backend_kwargs.cli.tune_plan import _show, document_of
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.board import AUTO, WITHOUT_EFFECT, Unit, UnitDocument, name_of
-from backend_kwargs.fleet.plan import read_plan
+from backend_kwargs.fleet.board import AUTO, WITHOUT_EFFECT, Unit, UnitDocument, name_of, read_plan
 from backend_kwargs.fleet.racing import racing
 from backend_kwargs.fleet.scheduling import Summary
 from backend_kwargs.interval import Interval

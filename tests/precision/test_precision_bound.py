@@ -11,7 +11,7 @@ from backend_kwargs import BackendKwargsWarning
 from backend_kwargs.facts import Compiled, PrecisionUse
 from backend_kwargs.options.machine import installed_version
 from backend_kwargs.options.precisions import UnfitPrecisionError
-from backend_kwargs.precision import reference
+from backend_kwargs.precision import lowered
 from backend_kwargs.precision.lowered import Truth, serving
 from tests.precision.precision_nets import BOUND, MARKS, error, in_precision, net, refusals, rows, used
 
@@ -115,7 +115,7 @@ def test_memory_that_nobody_wrote():
 
 def test_a_cap_on_memory(monkeypatch):
     """A graph whose values in float64 take too much memory has no measured error, so the precision is not used."""
-    monkeypatch.setattr(reference, "LARGEST", 1 << 10)
+    monkeypatch.setattr(lowered, "LARGEST", 1 << 10)
     model, x = net(), rows()
     compiled = in_precision(model, "bf16")
     with torch.no_grad(), pytest.warns(BackendKwargsWarning) as warned:
@@ -237,7 +237,7 @@ def test_gradients_and_hooks_are_left_alone():
 
 def test_the_reference_widens_what_the_model_narrows():
     """The reference of a model that rounds to bfloat16 between its layers does not round."""
-    from backend_kwargs.precision.reference import InFloat64
+    from backend_kwargs.precision.lowered import InFloat64
 
     graph = torch.fx.symbolic_trace(lambda x: (x.to(torch.bfloat16).float() * 3).half())
     x = torch.randn(100)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.sealing.sealed import MOST_REASONS, OTHERS, SealedError
+from backend_kwargs.sealing.warming import MOST_REASONS, OTHERS, SealedError
 from backend_kwargs.torch_internals import sealing
 from backend_kwargs.torch_internals.sealing import compile_events
 

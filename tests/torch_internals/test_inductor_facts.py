@@ -8,8 +8,8 @@ from torch._inductor import config
 from torch.compiler._cache import CacheArtifactManager
 
 from backend_kwargs.torch_internals import (
-    autotuning,
     caches,
+    choices,
     compile_fx,
     cudagraphs,
     inductor_code,
@@ -71,8 +71,8 @@ def test_options_hold_in_their_thread_and_defaults_in_each():
 
 def test_timers_are_methods_of_the_benchmarker():
     """Its class has them, and no instance attribute hides them."""
-    assert all(callable(getattr(type(autotuning.benchmarker), name)) for name in autotuning.TIMERS)
-    assert not {*autotuning.TIMERS} & {*vars(autotuning.benchmarker)}
+    assert all(callable(getattr(type(choices.benchmarker), name)) for name in choices.TIMERS)
+    assert not {*choices.TIMERS} & {*vars(choices.benchmarker)}
 
 
 def test_the_backward_graphs_options():

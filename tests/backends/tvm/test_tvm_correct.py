@@ -230,10 +230,10 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
     """If the virtual machine fails in a call, eager runs the part from then on, with one warning."""
     require_tvm()
-    from backend_kwargs.backends.tvm import runtime
+    from backend_kwargs.backends.tvm import part_compiler
 
     inputs = []
-    monkeypatch.setattr(runtime, "_ready", lambda value: inputs.append(value) or value)  # so that it refuses them
+    monkeypatch.setattr(part_compiler, "_ready", lambda value: inputs.append(value) or value)  # so that it refuses them
     call, x = compiled(lambda x: x.sin() + 1), torch.randn(8, 4).t()
     with pytest.warns(BackendKwargsWarning, match="TVM failed to run a part of a graph, which runs in eager from now"):
         call(x)
