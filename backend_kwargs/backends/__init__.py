@@ -8,10 +8,12 @@
 `generated_code` finds Inductor's code behind a callable.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Call, Compiled, Pins
 from backend_kwargs.options import Check, Layer, Limit, Option, Options, Rule
 from backend_kwargs.options.machine import Machine
@@ -83,63 +85,69 @@ class Reading:
     layers: tuple[Layer, ...]
 
 
-class Compiler(Protocol):
-    """A way to compile a graph, with the checks of its own options. Compares by value."""
+class Compiler(ABC):
+    """A way to compile a graph, with the checks of its own options. Compares by value.
 
-    @property
-    def name(self) -> str:
-        """Its name in a spec."""
+    `name` is its name in a spec, and `stages` are what a compile goes through before `compile`, the outermost first.
+    `precisions` are the lower ones that it computes in by itself, under the options that `computing_in` returns.
+    """
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The stages that a compile goes through before `compile`, the outermost first."""
-
-    @property
-    def takes_inductor_options(self) -> bool:
-        """Whether its options are Inductor's."""
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """The lower precisions that it computes in by itself, under the options that `computing_in` returns."""
+    name: str
+    stages: tuple[Stage, ...] = ()
+    takes_inductor_options: ClassVar[bool] = False
+    precisions: ClassVar[tuple[str, ...]] = ()
 
     def computing_in(self, precision: str) -> Options:
         """Return the options under which it computes in one of its `precisions`; none for any other precision."""
+        return {}
 
     def found_by_name(self) -> bool:
         """Return whether a spec with this name finds this compiler, also in another process."""
+        return True
 
+    @abstractmethod
     def dynamo_name(self, templates: Sequence[str]) -> str:
         """Return a name under which dynamo has registered this compiler, if there is one."""
 
+    @abstractmethod
     def summary(self, templates: Sequence[str]) -> str:
         """Return a one-line description of this compiler with these templates."""
 
+    @abstractmethod
     def option(self, name: str) -> Option:
         """Return the option called `name`, or raise with the closest name."""
 
+    @abstractmethod
     def options(self) -> Mapping[str, Option]:
         """Return all options with a known name."""
 
     def unchecked(self) -> str:
         """Describe the arguments that it accepts beyond those without a check, "" if there are none."""
+        return ""
 
     def template(self, name: str) -> Layer:
         """Return the layer of the template called `name`, or raise with the closest name."""
+        raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
 
+    @abstractmethod
     def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         """Raise if these cannot compile; call `tell` for each limit that has a documented fallback."""
 
+    @abstractmethod
     def read(self, source: str, given: Options, coerce: Check) -> Reading:
         """Check the options of `source` and order them: templates, then the mode, then options."""
 
     def limits(self, options: Options) -> Mapping[str, Limit]:
         """Return the reason for each of `options` that has no effect on this machine or with the other options."""
+        return {}
 
+    @abstractmethod
     def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
         """Compile a graph with `options`, without the stages."""
 
+    @abstractmethod
     def config(self, options: Options) -> dict[str, Any]:
         """Return the whole configuration that results from `options`."""
 
-    def reset(self, options: Options) -> None:
+    def reset(self, options: Options) -> None:  # noqa: B027 - most keep nothing
         """Free what compiling with `options` keeps in this process."""

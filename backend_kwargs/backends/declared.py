@@ -1,13 +1,13 @@
 """Base of the compilers without templates, whose options are the fields of a dataclass."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
-from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.backends import CapturedGraph, Compiler, Reading, Stage, Tell
+from backend_kwargs.errors import wrong_value
 from backend_kwargs.facts import Compiled
 from backend_kwargs.options import (
     Check,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DeclaredCompiler(ABC):
+class DeclaredCompiler(Compiler):
     """A compiler as a descriptor: what the registry, the docs, `doctor`, `explain` and `auto` know about it.
 
     An instance has one of the names by which a spec can refer to it.
@@ -38,7 +38,6 @@ class DeclaredCompiler(ABC):
     name: str
     stages: tuple[Stage, ...] = field(default=(), compare=False, repr=False)
 
-    takes_inductor_options: ClassVar[bool] = False
     library: ClassVar[str]  # in error messages
     registered: ClassVar[str]  # its name in dynamo's registry; without "tmpl-" it is the name in docs
     line: ClassVar[str]
@@ -52,11 +51,6 @@ class DeclaredCompiler(ABC):
     freeze_option: ClassVar[str] = ""
     freezes: ClassVar[bool] = False
     trains: ClassVar[bool] = True
-    # The precisions that its option `precision` takes.
-    precisions: ClassVar[tuple[str, ...]] = ()
-
-    def found_by_name(self) -> bool:
-        return True
 
     def dynamo_name(self, templates: Sequence[str]) -> str:
         return self.registered
@@ -77,14 +71,8 @@ class DeclaredCompiler(ABC):
         """Return why it cannot compute in one of its `precisions` on this machine, "" if it can."""
         return ""
 
-    def computing_in(self, precision: str) -> Options:
-        return {}
-
     def options(self) -> Mapping[str, Option]:
         return self.declared
-
-    def unchecked(self) -> str:
-        return ""
 
     def option(self, name: str) -> Option:
         shows = f"`backend-kwargs explain {self.registered.removeprefix('tmpl-')} '*'` shows all."
@@ -106,9 +94,6 @@ class DeclaredCompiler(ABC):
         """Return `value` converted to the option's type, or raise."""
         return coerce(option, value, f"{self.library} option")
 
-    def template(self, name: str) -> Layer:
-        raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
-
     def read(self, source: str, given: Options, coerce: Check) -> Reading:
         given = dict(given)
         if "template" in given:
@@ -125,6 +110,3 @@ class DeclaredCompiler(ABC):
 
     def config(self, options: Options) -> dict[str, Any]:
         return {name: options.get(name, option.default) for name, option in self.declared.items()}
-
-    def reset(self, options: Options) -> None:
-        return None

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
-from backend_kwargs.backends import CapturedGraph, Reading, Stage, Tell
+from backend_kwargs.backends import CapturedGraph, Compiler, Reading, Tell
 from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options import (
@@ -18,7 +18,6 @@ from backend_kwargs.options import (
     CannotWorkError,
     Check,
     Layer,
-    Limit,
     Option,
     Options,
     copied,
@@ -50,7 +49,7 @@ class Takes:
 
 
 @dataclass(frozen=True, eq=False)
-class DynamoCompiler:
+class DynamoCompiler(Compiler):
     """A dynamo backend `compiler_fn(gm, example_inputs, **kwargs)`, known as `name`.
 
     If `registered`, `name` is in dynamo's registry; otherwise it is "module:function".
@@ -60,19 +59,12 @@ class DynamoCompiler:
     compiler_fn: CompilerFn
     registered: bool = False
 
-    stages: ClassVar[tuple[Stage, ...]] = ()
-    takes_inductor_options: ClassVar[bool] = False
-    precisions: ClassVar[tuple[str, ...]] = ()
-
     def __eq__(self, other: object) -> bool:
         # One function found by two spellings is one compiler.
         return isinstance(other, DynamoCompiler) and self.compiler_fn == other.compiler_fn
 
     def __hash__(self) -> int:
         return hash(getattr(self.compiler_fn, "__qualname__", type(self.compiler_fn).__qualname__))
-
-    def computing_in(self, precision: str) -> Options:
-        return {}
 
     def found_by_name(self) -> bool:
         if self.registered:
@@ -109,9 +101,6 @@ class DynamoCompiler:
     def unchecked(self) -> str:
         return self.takes.unchecked
 
-    def template(self, name: str) -> Layer:
-        raise BackendKwargsError(f"Backend {self.name!r} has no templates, got {shown(name)}.")
-
     def read(self, source: str, given: Options, coerce: Check) -> Reading:
         mapping = given.get("options") or {}
         if not isinstance(mapping, Mapping):
@@ -131,9 +120,6 @@ class DynamoCompiler:
             if not otherwise:
                 raise CannotWorkError(limit)
             tell(limit)
-
-    def limits(self, options: Options) -> Mapping[str, Limit]:
-        return {}
 
     def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
         return Compiled(

@@ -98,7 +98,9 @@ def _counted(found: Sequence[Finding]) -> str:
 
 def page_of(document: AuditDocument) -> page.Document:
     """Return the page of an audit: each decision's speedup over the other candidates, and what lost."""
-    shown = [(each, _name_of(each)) for each in document.findings[:MOST]]
+    # A decision is called by its model, graph and key; a model without one by its name.
+    named = ((each, file_of(each.model)) for each in document.findings[:MOST])
+    shown = [(each, f"{of}: {each.graph} ({each.key[:12]})" if each.key else of) for each, of in named]
     remarks = [remark for each in document.findings for remark in remarks_on(each)]
     lost = [each for each in document.findings if each.verdict == "lost"]
     worst = max(lost, key=lambda each: each.loss.median if each.loss else 0.0, default=None)
@@ -131,12 +133,6 @@ def _warned(finding: Finding, name: str) -> page.Warned:
     if finding.verdict == "lost":
         return page.Warned(f"{text}. {AGAIN}", "advice", name)
     return page.Warned("it fails", "failed", name) if finding.failed else page.Warned(text, "other", name)
-
-
-def _name_of(finding: Finding) -> str:
-    """Return a decision's name on a page; of a model without one, the model's."""
-    model = file_of(finding.model)
-    return f"{model}: {finding.graph} ({finding.key[:12]})" if finding.key else model
 
 
 def _rows(finding: Finding) -> Iterator[page.Row]:

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.audit import Effort, Tell, measured
-from backend_kwargs.auto.machine import Machine, device_of, distance, machine
+from backend_kwargs.auto.machine import device_of, distance, machine
 from backend_kwargs.auto.question import Question
 from backend_kwargs.auto.store import Catalogue, name_of
 from backend_kwargs.auto.verdicts import FOLDER, Verdict
@@ -138,7 +138,9 @@ class Auditor:
         request = target.backend.request(CapturedGraph(gm, example_inputs))
         asked = Question(request)
         key = target.keys(gm, example_inputs) if target.keys else asked.key
-        decision = self._decision(key, asked.here)
+        # Of a machine like this one, else of the nearest.
+        several = self.decisions.get(key, ())
+        decision = min(several, key=lambda each: (distance(each.machine, asked.here), -each.made), default=None)
         if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):
             return gm.forward
         judges_time, places = request.settings.objective == "latency", tuple(said_of_places(decision, self.verdicts))
@@ -153,11 +155,6 @@ class Auditor:
             why = str(error) if isinstance(error, BackendKwargsError) else error_text(error)
             self.found.append(replace(audited, why=why))
         return gm.forward
-
-    def _decision(self, key: str, here: Machine) -> Decision | None:
-        """Return the decision for a graph: of a machine like this one, else the nearest one's."""
-        several = self.decisions.get(key, ())
-        return min(several, key=lambda each: (distance(each.machine, here), -each.made), default=None)
 
     def _note_missing(self, target: Target, why: str) -> None:
         """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""

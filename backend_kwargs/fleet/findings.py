@@ -245,7 +245,20 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
     seconds = {each.label: trial.percentile(measured.of(each), 0.5) for each in able}
     own = measured.contenders[0]
     won = min(able, key=lambda each: seconds[each.label]) if finding.failed else own
-    rows = tuple(_row(each, seconds.get(each.label), won=each is won) for each in measured.contenders)
+    rows = tuple(
+        replace(  # under the candidate's own name
+            each.row,
+            name=each.name,
+            seconds=seconds.get(each.label),
+            won=each is won,
+            speedup=None,
+            against="",
+            began_s=None,
+            led_s=None,
+            timed_s=None,
+        )
+        for each in measured.contenders
+    )
     chosen = next(row for row in rows if row.won)
     return replace(
         audited.decision,
@@ -257,9 +270,3 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
         made=time.time(),
         differs="",
     )
-
-
-def _row(contender: Contender, seconds: float | None, *, won: bool) -> RaceRow:
-    """Return a contender's row as a decision keeps it: under the candidate's own name."""
-    row = replace(contender.row, name=contender.name, seconds=seconds, won=won)
-    return replace(row, speedup=None, against="", began_s=None, led_s=None, timed_s=None)

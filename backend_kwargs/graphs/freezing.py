@@ -33,10 +33,9 @@ from backend_kwargs.torch_internals.dynamo import (
     Guard,
     GuardBuilder,
     Source,
-    accumulated_recompile_limit,
+    config,
     is_parameter_source,
     is_tracing,
-    recompile_limit,
     source_of,
     sources_of_attributes,
 )
@@ -272,12 +271,12 @@ def why_not_constants(parameters: Mapping[Source, torch.Tensor]) -> str:
     current, values = dynamo.compile_id(), [*parameters.values()]
     if current is None:
         return ""
-    outdated, limit = _outdated(values), recompile_limit() - RESERVED
+    outdated, limit = _outdated(values), config.recompile_limit - RESERVED
     if (changes := 1 + max((each.changes for each in outdated), default=-1)) >= limit:
         for each in outdated:
             each.drop("parameters changed")
         return f"they have changed {changes} times"
-    if (current.frame_compile_id or 0) >= accumulated_recompile_limit() // 2:
+    if (current.frame_compile_id or 0) >= config.accumulated_recompile_limit // 2:
         return f"dynamo has compiled {current.frame_compile_id} graphs of this function"
     sharing = sum(each.function == _function() and each.entry() is not None for each in _all_codes())
     if sharing >= limit and not all(

@@ -71,7 +71,7 @@ def _mark(gm: GraphModule, taken: set[Node]) -> dict[torch.device, str]:
 
 
 def _partitioner(gm: GraphModule, prefix: str) -> CapabilityBasedPartitioner:
-    support = create_op_support(partial(_is_marked, prefix))
+    support = create_op_support(lambda _, node: node.meta.get(MARK) == prefix)
     return CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
 
 
@@ -86,11 +86,6 @@ def _hand_in_sizes(gm: GraphModule, call: Node) -> None:
                 part.graph.placeholder(size.name).meta = size.meta
             call.args = (*call.args, size)
     part.recompile()
-
-
-def _is_marked(prefix: str, _: Mapping[str, object], node: Node) -> bool:
-    """Return whether a node may be in a part with this prefix."""
-    return node.meta.get(MARK) == prefix
 
 
 def is_part(node: Node) -> bool:

@@ -53,7 +53,7 @@ def _lines(document: Document) -> Iterator[str]:
 
 
 def _verdict(verdict: Verdict, noise: Interval | None) -> Iterator[str]:
-    said = sentence(verdict, noise)
+    said = [*sentence(verdict, noise)]
     words = "".join(code(each.text) if each.kind == "name" else each.text for each in said)
     yield f"**{words if verdict.winner else code(said[0].text)}**"
     if ends := [f"{figures.between(each.ratio)} over {code(each.over)}" for each in verdict.speedups]:

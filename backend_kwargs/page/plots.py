@@ -78,16 +78,16 @@ def even_ticks(low: float, high: float) -> list[float]:
 def speedup_axis(groups: Iterable[Speedups]) -> Axis | None:
     """Return the axis of all speedups, with 1 on it; None if nothing was timed."""
     groups = list(groups)
-    shown = [row.speedup for group in groups for row in group.rows if row.speedup]
-    shown += [group.noise for group in groups if group.noise]
-    values = [value for each in shown for value in (each.low, each.high) if 0 < value < math.inf]
-    return log_axis([*values, 1.0]) if values else None
+    return _axis_of([*(row.speedup for group in groups for row in group.rows), *(group.noise for group in groups)])
 
 
 def change_axis(found: Iterable[Change]) -> Axis | None:
     """Return the axis of the speedups before and now; None if there are none."""
-    shown = [each for change in found for each in (change.before, change.after) if each]
-    values = [value for each in shown for value in (each.low, each.high) if 0 < value < math.inf]
+    return _axis_of(each for change in found for each in (change.before, change.after))
+
+
+def _axis_of(ratios: Iterable[Interval | None]) -> Axis | None:
+    values = [value for each in ratios if each for value in (each.low, each.high) if 0 < value < math.inf]
     return log_axis([*values, 1.0]) if values else None
 
 

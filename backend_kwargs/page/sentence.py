@@ -21,14 +21,6 @@ class Piece(NamedTuple):
     kind: Literal["", "name", "figure"] = ""
 
 
-def sentence(verdict: Verdict, noise: Interval | None = None) -> list[Piece]:
-    """Return the verdict in one line: use the winner, or keep what is faster or costs less, and why it is not sure.
-
-    `noise` is the machine's.
-    """
-    return [*_sentence(verdict, noise)]
-
-
 def remark(verdict: Verdict) -> str:
     """Return what follows the sentence: the text beside a winner, without one the lines after its first."""
     return verdict.text if verdict.winner else verdict.text.partition("\n")[2]
@@ -69,7 +61,11 @@ def _tied(ratio: Interval) -> bool:
     return ratio.low <= 1 <= ratio.high
 
 
-def _sentence(verdict: Verdict, noise: Interval | None) -> Iterator[Piece]:
+def sentence(verdict: Verdict, noise: Interval | None = None) -> Iterator[Piece]:
+    """Yield the verdict in one line: use the winner, or keep what is faster or costs less, and why it is not sure.
+
+    `noise` is the machine's.
+    """
     keep = kept(verdict)
     if not verdict.winner:
         yield Piece(verdict.text.partition("\n")[0] or "No verdict.")

@@ -121,10 +121,10 @@ def _recompiles_advice(graphs: Sequence[Graph], owners: Sequence[Hashable]) -> I
             causes[_cause(guard)] += count
     for (seen, change, words), count in causes.items():
         yield f"{seen.format_map({**dict(words), 'times': times(count)})} -> {change.format_map(dict(words))}"
-    from backend_kwargs.torch_internals.dynamo import recompile_limit
+    from backend_kwargs.torch_internals.dynamo import config
 
     for frame, count in Counter(map(_frame, own)).items():
-        if count + 1 >= recompile_limit():
+        if count + 1 >= config.recompile_limit:
             yield (
                 f"{count + 1} variants of frame {frame}: the limit; further ones run in eager -> make it vary less, "
                 "or raise torch._dynamo.config.recompile_limit"

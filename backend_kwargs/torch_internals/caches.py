@@ -1,16 +1,14 @@
 """torch's caches of compiled code."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from torch.compiler._cache import CacheArtifact, CacheArtifactManager, CacheInfo
 
-
-def artifacts_apart() -> AbstractContextManager[None]:
-    """Record the artifacts of compiles elsewhere: torch.compiler.save_cache_artifacts() saves none of these."""
-    return CacheArtifactManager.with_fresh_cache()
+# Records the artifacts of compiles elsewhere: torch.compiler.save_cache_artifacts() saves none of these.
+artifacts_apart: Callable[[], AbstractContextManager[None]] = CacheArtifactManager.with_fresh_cache
 
 
 @contextmanager

@@ -72,16 +72,6 @@ reset: Callable[[], None] = torch._dynamo.reset
 # ---- limits
 
 
-def recompile_limit() -> int:
-    """Return how many graphs dynamo compiles of one function for one module."""
-    return config.recompile_limit
-
-
-def accumulated_recompile_limit() -> int:
-    """Return how many graphs dynamo compiles of one function, for all modules together."""
-    return config.accumulated_recompile_limit
-
-
 def limits_lifted() -> AbstractContextManager[None]:
     """Let dynamo compile any number of graphs of one function, until the context is left."""
     return config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)  # type: ignore[no-any-return]
@@ -150,9 +140,8 @@ def compiling() -> Compiling:
     )
 
 
-def recent_compiles() -> "list[CompilationMetrics]":
-    """Return dynamo's metrics of the last compiles of this process, as many as it keeps."""
-    return get_compilation_metrics()
+# dynamo's metrics of the last compiles of this process, as many as it keeps.
+recent_compiles: Callable[[], "list[CompilationMetrics]"] = get_compilation_metrics
 
 
 def cache_counts() -> dict[str, int]:
@@ -185,9 +174,8 @@ def bucket_count_kept() -> AbstractContextManager[None]:
 lookup_backend = registry.lookup_backend  # raises InvalidBackend
 
 
-def list_backends() -> list[str]:
-    """Return the names in dynamo's registry, with entry points of installed packages and debug backends."""
-    return torch._dynamo.list_backends(None)
+# The names in dynamo's registry, with entry points of installed packages and debug backends.
+list_backends: Callable[[], list[str]] = partial(torch._dynamo.list_backends, None)
 
 
 def register_backend(name: str, backend: "CompilerFn") -> None:
@@ -222,9 +210,8 @@ def is_torchs(compiler_fn: object) -> bool:
     return str(getattr(compiler_fn, "__module__", "")).startswith("torch._dynamo")
 
 
-def compile_id() -> CompileId | None:
-    """Return the number of dynamo's compile: of the function (`frame_id`), and for it (`frame_compile_id`)."""
-    return CompileContext.current_compile_id()
+# The number of dynamo's compile: of the function (`frame_id`), and for it (`frame_compile_id`).
+compile_id: Callable[[], CompileId | None] = CompileContext.current_compile_id
 
 
 def compiling_as(number: CompileId | None) -> AbstractContextManager[object]:

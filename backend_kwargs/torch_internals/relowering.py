@@ -77,11 +77,6 @@ def fresh_boxes(kwargs: Mapping[str, Any], *, cudagraphs: bool) -> dict[str, Any
     return {name: box for name, box in names.items() if name in kwargs}
 
 
-def output_strides(graph: CompiledFxGraph) -> object:
-    """Return the strides with which a graph returns its outputs."""
-    return graph.output_strides
-
-
 def is_partitioned(graph: CompiledFxGraph) -> bool:
     """Return whether CUDA graphs record parts of a graph, which the compile of its backward graph depends on."""
     return len(getattr(graph, "partition_maps", None) or ()) > 1

@@ -84,9 +84,8 @@ def has_plain_dispatch(value: torch.Tensor) -> bool:
     return type(value).__torch_dispatch__ is plain
 
 
-def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Return whether one of `torch.func`'s transforms has wrapped a tensor."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+# Whether one of `torch.func`'s transforms has wrapped a tensor.
+is_wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,9 +111,8 @@ def keep_device_busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-def attention_order() -> list[int]:
-    """Return the order in which scaled_dot_product_attention tries its kernels."""
-    return torch._C._get_sdp_priority_order()
+# The order in which scaled_dot_product_attention tries its kernels.
+attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 
 
 # The functions of C behind torch.nn.functional's, which dynamo puts into graphs.

@@ -265,15 +265,15 @@ def test_outcomes_of_caches_are_counted():
 
 def test_limits():
     """Eight graphs of a function, and many more for all modules together."""
-    assert dynamo.recompile_limit() == 8
-    assert dynamo.accumulated_recompile_limit() >= 64
+    assert dynamo.config.recompile_limit == 8
+    assert dynamo.config.accumulated_recompile_limit >= 64
 
 
 def test_limits_can_be_lifted():
     """They are higher within."""
     with dynamo.limits_lifted():
-        assert min(dynamo.recompile_limit(), dynamo.accumulated_recompile_limit()) == 10_000
-    assert dynamo.recompile_limit() == 8
+        assert min(dynamo.config.recompile_limit, dynamo.config.accumulated_recompile_limit) == 10_000
+    assert dynamo.config.recompile_limit == 8
 
 
 def test_modules_of_torch_are_skipped():

@@ -9,7 +9,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from backend_kwargs.backends import CapturedGraph, CompileInner, Inputs, Reading, Stage, Tell
+from backend_kwargs.backends import CapturedGraph, CompileInner, Compiler, Inputs, Reading, Stage, Tell
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, found_by_inductor
 from backend_kwargs.errors import BackendKwargsError, NoCompilerError, removed, unknown, warn_once, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
@@ -72,14 +72,13 @@ NOT_PLAIN: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class InductorCompiler:
+class InductorCompiler(Compiler):
     """Inductor, under one of the names by which a spec can refer to it."""
 
     name: str
     stages: tuple[Stage, ...] = field(default=(), compare=False, repr=False)
 
     takes_inductor_options: ClassVar[bool] = True
-    precisions: ClassVar[tuple[str, ...]] = ()
 
     @cached_property
     def own(self) -> dict[str, Option]:
@@ -90,12 +89,6 @@ class InductorCompiler:
     def reads(self) -> dict[str, Callable[[Any], Any]]:
         """The functions that turn short spellings of an option's value into its type."""
         return {name: read for stage in self.stages for name, read in stage.reads.items()}
-
-    def computing_in(self, precision: str) -> Options:
-        return {}
-
-    def found_by_name(self) -> bool:
-        return True
 
     def dynamo_name(self, templates: Sequence[str]) -> str:
         published = self.name == "tmpl-inductor" and len(templates) == 1 and is_published(templates[0])
@@ -115,9 +108,6 @@ class InductorCompiler:
 
     def options(self) -> Mapping[str, Option]:
         return {**self.own, **dict(sorted(inductor_options().items()))}
-
-    def unchecked(self) -> str:
-        return ""
 
     def template(self, name: str) -> Layer:
         return self.read("spec", {"template": name}, check).layers[0]

@@ -162,7 +162,7 @@ class _PooledCopies:
         # Trees belong to a thread; for each size, a function records in those of the thread that calls it first.
         self._trees: list[dict[int, Any]] = []
         self._managers = [weakref.ref(each) for each in managers]
-        self._last: Callable[[], Any] = _gone  # the trees of the graph that was replayed last
+        self._last: Callable[[], Any] = lambda: None  # the trees of the graph that was replayed last
         self._plans: weakref.WeakKeyDictionary[CUDAGraphNode, _Plan] = weakref.WeakKeyDictionary()
 
     def __call__(self, results: Outputs) -> tuple[object, ...]:
@@ -218,7 +218,14 @@ class _Plan:
                 self._alone += group
             else:
                 groups.append(group)
-        self._together = [(results[group[0]].device, group, [_layout(results[at]) for at in group]) for group in groups]
+        self._together = [
+            (
+                results[group[0]].device,
+                group,
+                [(tuple(out.size()), out.stride(), out.dtype) for out in (results[at] for at in group)],
+            )
+            for group in groups
+        ]
 
     def copies(self, results: Outputs, *, moved: bool = False) -> list[Any] | None:
         """Return `results` with copies, or None if they are not those that the plan was made for.
@@ -259,16 +266,8 @@ def _is_simple(out: torch.Tensor) -> bool:
     return plain and out.nbytes < LARGE and torch.empty_like(out).stride() == out.stride()
 
 
-def _layout(out: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    return tuple(out.size()), out.stride(), out.dtype
-
-
 def _in_storage(out: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
     return out.new_empty(0).set_(storage, out.storage_offset(), out.size(), out.stride())
-
-
-def _gone() -> None:
-    return None
 
 
 def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:

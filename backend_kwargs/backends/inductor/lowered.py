@@ -24,7 +24,6 @@ from backend_kwargs.torch_internals.relowering import (
     fresh_boxes,
     is_partitioned,
     noting_recordings,
-    output_strides,
     spare_of,
     stand_in,
     take_place,
@@ -171,7 +170,7 @@ class Lowered:
 
         for each, graph in zip(self.graphs, version.graphs, strict=True):
             fill(each.place, graph)
-            if not isinstance(graph, CompiledFxGraph) or output_strides(graph) != output_strides(each.place):
+            if not isinstance(graph, CompiledFxGraph) or graph.output_strides != each.place.output_strides:
                 raise IncompatibleVersionError("its results have other strides")
             if is_partitioned(graph) != is_partitioned(each.place):
                 raise IncompatibleVersionError("CUDA graphs record other parts of it")

@@ -7,17 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 from backend_kwargs.backends.declared import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.settings import OPTIONS, ONNXRuntimeOptions
 from backend_kwargs.errors import pip_install
-from backend_kwargs.options import Lookup, Need, Option, Options, Rule, importable
+from backend_kwargs.options import Need, Option, Options, Rule, importable
 
 if TYPE_CHECKING:
     from backend_kwargs.backends.partitioned import PartCompiler
 
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-
-
-def _sequential(value: Lookup) -> str:
-    """Return why operators do not run at the same time, "" if they do."""
-    return "" if value("execution_mode") == "parallel" else "it is read only if execution_mode='parallel'"
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,14 @@ class ONNXRuntimeCompiler(DeclaredCompiler):
     registered: ClassVar[str] = "tmpl-onnxruntime"
     line: ClassVar[str] = "ONNX Runtime under options: inference, parameters as constants, the rest in eager"
     declared: ClassVar[Mapping[str, Option]] = OPTIONS
-    rules: ClassVar[tuple[Rule, ...]] = (Rule("inter_op_num_threads", unless=_sequential),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "inter_op_num_threads",
+            unless=lambda value: (
+                "" if value("execution_mode") == "parallel" else "it is read only if execution_mode='parallel'"
+            ),
+        ),
+    )
     distributions: ClassVar[tuple[str, ...]] = PACKAGES
     needs: ClassVar[tuple[Need, ...]] = tuple(importable(name, pip_install("onnxruntime")) for name in PACKAGES)
     raced: ClassVar[bool] = True

@@ -167,11 +167,6 @@ def _sigmoid(x: torch.Tensor) -> torch.Tensor:
     return (1 + torch.exp(-x)).reciprocal()
 
 
-def _silu(x: torch.Tensor) -> torch.Tensor:
-    """As `_sigmoid`, times x."""
-    return x / (1 + torch.exp(-x))
-
-
 def _glu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """Half of x times the sigmoid of the other half."""
     value, gate = x.chunk(2, dim)
@@ -199,7 +194,7 @@ aten = torch.ops.aten
 FORMULAS: Decompositions = MappingProxyType(
     {
         aten.sigmoid.default: _sigmoid,
-        aten.silu.default: _silu,
+        aten.silu.default: lambda x: x / (1 + torch.exp(-x)),
         aten.glu.default: _glu,
         aten.clamp.default: _clamp,
         aten.clamp_min.default: _clamp,
