@@ -75,7 +75,6 @@ TORCH_AT_THE_HEAD = (
     "bundles",
     "sealing",
     "fleet/racing.py",
-    "fleet/audit.py",
     "fleet/findings.py",
     "cli/audited.py",
     "cli/tuned.py",

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
 from backend_kwargs.graphs.spelling import layout_of, numbered_symbols
-from backend_kwargs.torch_internals.tensors import has_static_address
+from backend_kwargs.torch_internals.tensors import allowed_attention, has_static_address
 
 
 def signature(gm: GraphModule, example_inputs: Sequence[object]) -> list[str]:

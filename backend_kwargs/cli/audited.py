@@ -17,8 +17,8 @@ from backend_kwargs.cli.console import Outputs, console, print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet import findings
-from backend_kwargs.fleet.audit import Auditor, Target, bundle_target, by_key, consented, targets_of, units_of
 from backend_kwargs.fleet.findings import AuditDocument, Audited, Finding
+from backend_kwargs.fleet.racing import Auditor, Target, bundle_target, by_key, consented, targets_of, units_of
 from backend_kwargs.harness.models import model_of, split_factory
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import document as page

@@ -1,10 +1,15 @@
-"""What happens to a unit where it runs: its model is made, raced and timed; and what `tune` does with one model."""
+"""What is done with a model where it runs: its graphs are raced and the call is timed, or its decisions are audited.
+
+So for a unit of a plan, for `tune`, and for `audit`. A store's document is data: a factory that it names is imported
+only if the caller has named it too, or has consented.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,18 +18,31 @@ from torch.fx import GraphModule
 
 from backend_kwargs import trial
 from backend_kwargs.auto import store, verdicts
-from backend_kwargs.auto.machine import machine, releases
+from backend_kwargs.auto.audit import Effort, Tell, measured
+from backend_kwargs.auto.machine import device_of as device_name
+from backend_kwargs.auto.machine import distance, machine, releases
 from backend_kwargs.auto.process_memory import memory, nothing_decided
+from backend_kwargs.auto.question import Question
 from backend_kwargs.auto.reporting import what_is_open
+from backend_kwargs.auto.store import Catalogue, name_of
+from backend_kwargs.auto.verdicts import FOLDER, Verdict
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.errors import BackendKwargsError, error_text
+from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.disk.contents import inspected
+from backend_kwargs.bundles.graphs import key_of
+from backend_kwargs.bundles.samples import sizes_differ
+from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts import Call, Decision
-from backend_kwargs.fleet.board import Result, Unit, backend_of, is_named, is_slower
+from backend_kwargs.fleet.board import UNITS, Result, Unit, UnitDocument, backend_of, is_named, is_slower, read
+from backend_kwargs.fleet.findings import Audited
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.harness.study import arguments_of, device_of, move
 from backend_kwargs.interval import Interval
+from backend_kwargs.options import check, untrusted
+from backend_kwargs.stores import Documents
 from backend_kwargs.stores.documents import Document, encoded
+from backend_kwargs.torch_internals.dynamo import RESTARTS, reset
 
 ROUNDS, MOST_TIMING_S = 30, 20.0
 HOUR = 3600.0
@@ -191,7 +209,7 @@ def made(unit: Unit, device: torch.device) -> tuple[Any, Any]:
 
 def _confirmed() -> dict[str, bytes]:
     """Return the documents of what whole graphs have confirmed of places in this process, by name."""
-    found = store.Catalogue(memory().store).places()
+    found = Catalogue(memory().store).places()
     return {name: encoded(verdicts.KIND, Document(name, each)) for name, each in found.items() if each.confirmed}
 
 
@@ -199,3 +217,240 @@ def documents_of(decisions: Sequence[Decision]) -> dict[str, bytes]:
     """Return the documents of decisions, by name."""
     named = {store.name_of(each): each for each in decisions}
     return {name: encoded(store.KIND, Document(name, each)) for name, each in named.items()}
+
+
+Make = Callable[[], tuple[Any, Any]]
+CHANGED = "no graph of the model has its key: the model, or backend-kwargs, has changed since"
+UNREACHED = "no inputs of the model's reach it, or the model, or backend-kwargs, has changed since"
+# How a graph may have been recorded: gradients, inference mode, eval(). A model may have decisions in several.
+MODES = ((False, False, True), (False, True, True), (True, False, True), (True, False, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model at one size: how it is made, and the backend whose decisions are audited.
+
+    `decisions` are the names of what is known to be decided for it. `dynamic` is torch.compile's; None: it is called
+    with the inputs of `others` too, so that torch takes what differs for sizes that vary. `keys` names a graph where
+    decisions are not under the key of its request, as in a bundle.
+    """
+
+    label: str
+    make: Make
+    backend: Backend
+    threads: int | None = None
+    decisions: tuple[str, ...] = ()
+    dynamic: bool | None = False
+    others: tuple[Make, ...] = ()
+    keys: Callable[[GraphModule, Inputs], str] | None = None
+
+
+@dataclass
+class Auditor:
+    """The decisions by key, how much is measured, the verdicts of places by name, and what was found up to now."""
+
+    decisions: Mapping[str, Sequence[Decision]]
+    effort: Effort
+    tell: Tell
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    found: list[Audited] = field(default_factory=list)
+
+    def audit(self, target: Target) -> bool:
+        """Audit the decisions for the graphs of a model, and note those that cannot be; return whether there are any.
+
+        Raises if the model fails, and none is known to be its own.
+        """
+        before = len(self.found)
+        try:
+            self._measure(target)
+        except BackendKwargsError as error:
+            self._note_missing(target, str(error).rstrip("."))
+            if len(self.found) == before:
+                raise
+        else:
+            self._note_missing(target, UNREACHED if target.keys else CHANGED)
+        return len(self.found) > before
+
+    def leave_out(self, target: Target, why: str) -> None:
+        """Note that nothing was audited of a model."""
+        self.found.append(Audited(target.label, Decision("", "", ""), {}, why=why.rstrip(".")))
+
+    def _measure(self, target: Target) -> None:
+        """Measure the decisions for the graphs of a model; raise if it fails, and none was found."""
+        before, errors = len(self.found), list[BackendKwargsError]()
+        with _threads(target.threads):
+            for mode in MODES:
+                if mode != MODES[0] and not self.left():
+                    break
+                grad, inference, evaluated = mode
+                self.tell(f"{target.label}: tracing")
+                model, inputs = target.make()
+                if isinstance(model, torch.nn.Module):
+                    model.train(not evaluated)
+                reset()
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                    try:
+                        self._call(target, model, [inputs, *(make()[1] for make in target.others)])
+                    except BackendKwargsError as error:
+                        errors.append(error)
+        reset()
+        if errors and len(self.found) == before:
+            raise errors[0]
+
+    def left(self) -> int:
+        """Return how many decisions for this device no graph has asked for."""
+        seen = {name_of(each.decision) for each in self.found}
+        several = [each for several in self.decisions.values() for each in several]
+        return sum(name_of(each) not in seen and _is_here(each) for each in several)
+
+    def _call(self, target: Target, model: Any, several: Sequence[object]) -> None:
+
+        def graphs(gm: GraphModule, example_inputs: Inputs) -> Call:
+            return self._graph(target, gm, example_inputs)
+
+        compiled: Any = torch.compile(model, backend=graphs, dynamic=target.dynamic)
+        for inputs in several:
+            positional, keywords = arguments_of(inputs)
+            try:
+                compiled(*positional, **keywords)
+            except BackendKwargsError:
+                raise
+            except Exception as error:
+                raise BackendKwargsError(f"{target.label} fails on its example inputs: {error_text(error)}.") from error
+
+    def _graph(self, target: Target, gm: GraphModule, example_inputs: Inputs) -> Call:
+        """Audit the decision for a graph, if there is one; the graph itself runs in eager."""
+        request = target.backend.request(CapturedGraph(gm, example_inputs))
+        asked = Question(request)
+        key = target.keys(gm, example_inputs) if target.keys else asked.key
+        # Of a machine like this one, else of the nearest.
+        several = self.decisions.get(key, ())
+        decision = min(several, key=lambda each: (distance(each.machine, asked.here), -each.made), default=None)
+        if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):
+            return gm.forward
+        judges_time, places = request.settings.objective == "latency", tuple(said_of_places(decision, self.verdicts))
+        audited = Audited(target.label, decision, asked.here, judges_time=judges_time, places=places)
+        what = f"{target.label}: {decision.winner} for {decision.facts or 'a graph'}"
+        try:
+            found = measured(request, decision, self.effort, lambda doing: self.tell(f"{what}: {doing}"))
+            self.found.append(replace(audited, measured=found))
+        except RESTARTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a race meets, the other decisions are audited
+            why = str(error) if isinstance(error, BackendKwargsError) else error_text(error)
+            self.found.append(replace(audited, why=why))
+        return gm.forward
+
+    def _note_missing(self, target: Target, why: str) -> None:
+        """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""
+        seen = {each.decision.key for each in self.found}
+        stored = {name_of(each): each for several in self.decisions.values() for each in several}
+        for decision in (stored[name] for name in target.decisions if name in stored):
+            if decision.key not in seen and _is_here(decision):
+                self.found.append(Audited(target.label, decision, decision.machine, why=why))
+
+
+def said_of_places(decision: Decision, known: Mapping[str, Verdict]) -> Iterator[str]:
+    """Yield of each place that a decision has rewritten what its stored verdict says."""
+    for row in filter(decision.uses, decision.places):
+        start = f"{FOLDER}{device_name(decision.machine)}/{row.place.rpartition(':')[2]}."
+        found = [verdict for name, verdict in known.items() if name.startswith(start)]
+        ratios = [
+            f"{each.speedup.as_ratio()} alone, {'' if each.confirmed else 'not '}confirmed in a whole graph"
+            for each in found
+            if each.speedup
+        ]
+        yield f"{row.name}: {'; '.join(ratios) or 'no verdict is stored'}"
+
+
+def _is_here(decision: Decision) -> bool:
+    """Return whether a decision is for a device of this machine; a bundle's names none."""
+    return not decision.machine or device_name(decision.machine) in _devices_here()
+
+
+@cache
+def _devices_here() -> frozenset[str]:
+    return frozenset(device_name(machine([kind])) for kind in ("cpu", "cuda"))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- what a store names
+
+
+def by_key(catalogue: Catalogue) -> dict[str, list[Decision]]:
+    """Return the decisions of a store by key, those of several machines together."""
+    found: dict[str, list[Decision]] = {}
+    for each in catalogue.all():
+        found.setdefault(each.key, []).append(each)
+    return found
+
+
+def units_of(store: Documents, trusted_keys: Sequence[object] = ()) -> list[UnitDocument]:
+    """Return what `tune-plan` wrote into a store of units that are done; if there are keys, what one signed."""
+    documents = (read(name, content, trusted_keys) for name, content in store.list(UNITS))
+    return [each for each in documents if each and each.decisions and not each.failed]
+
+
+def targets_of(documents: Sequence[UnitDocument]) -> list[Target]:
+    """Return the models of units that can run on this machine; their options are a document's, so data alone."""
+    targets = []
+    for each in documents:
+        unit = each.unit
+        device = torch.device("cuda" if unit.on_gpu else "cpu")
+        if unit.on_gpu and not torch.cuda.is_available():
+            continue
+        try:
+            backend = backend_of(unit, untrusted(check))
+        except BackendKwargsError as error:
+            warn_once(f"{unit.label} is not audited: {error}")
+            continue
+        targets.append(Target(unit.label, partial(made, unit, device), backend, unit.threads, each.decisions))
+    return targets
+
+
+def consented(documents: Sequence[UnitDocument], model: str | None, *, trust: bool, label: str) -> list[UnitDocument]:
+    """Return the units whose model the caller has named, or all of them under `trust`; raise if neither is given."""
+    if model is not None:
+        return [each for each in documents if each.unit.model == model]
+    if trust and documents:
+        return list(documents)
+    named = list(dict.fromkeys(each.unit.model for each in documents))
+    if not named:
+        raise BackendKwargsError(
+            f"The documents of {label!r} do not name their model: pass MODEL, FILE_OR_MODULE:FACTORY, which makes it."
+        )
+    several = f", and {len(named) - 1} more" if named[1:] else ""
+    raise BackendKwargsError(
+        f"A store's document is data, and the model that it names is not imported without consent: name it, or pass "
+        f"--trust for all of them. It names {shown(named[0])}{several}."
+    )
+
+
+# ---- what a bundle names
+
+
+def bundle_target(path: Path, make: Make, label: str, *, trust: bool) -> tuple[Target, dict[str, list[Decision]]]:
+    """Return the model of a bundle, and the decisions in its manifest by the keys of their graphs."""
+    manifest, _ = inspected(path, ())
+    config = CompileConfig.from_dict(manifest.config, trust=trust)
+    decided = {
+        graph.key: [Decision(graph.key, "", graph.winner, graph.options, made=0.0)]
+        for graph in manifest.graphs
+        if graph.winner is not None
+    }
+    if not decided:
+        raise BackendKwargsError(f"Bundle {str(path)!r} contains no decision of auto: it was built without auto=True.")
+    dynamic = sizes_differ(manifest.samples) if config.dynamic is None else config.dynamic
+    names = tuple(name_of(each) for several in decided.values() for each in several)
+    return Target(label, make, config.resolved, decisions=names, dynamic=dynamic, keys=key_of), decided

@@ -27,7 +27,6 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.backends.inductor.allowed_attention import allowed_attention
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.facts import Call, Compiled, Replacements
 from backend_kwargs.graphs.spelling import layout_of, line_of, numbered_symbols
@@ -46,7 +45,12 @@ from backend_kwargs.torch_internals.pattern_matcher import (
     only_where,
     takes_is_inference,
 )
-from backend_kwargs.torch_internals.tensors import OpOverload, OpOverloadPacket, is_traceable_wrapper_subclass
+from backend_kwargs.torch_internals.tensors import (
+    OpOverload,
+    OpOverloadPacket,
+    allowed_attention,
+    is_traceable_wrapper_subclass,
+)
 
 # Methods after which a tensor has other sizes or strides.
 CHANGE_SIZES = (

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,10 +16,10 @@ from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
 from backend_kwargs.graphs.writes import has_memory
-from backend_kwargs.sealing.declared import Point, UndeclaredError, shown_point
+from backend_kwargs.sealing.declared import Declared, InputPath, Point, UndeclaredError, shown_point
 from backend_kwargs.torch_internals import pytree, sealing
-from backend_kwargs.torch_internals.tensors import counted_writes, in_storage
-from backend_kwargs.trial import check_within, copied, cotangents, largest_of, same_bits, tensors_of, walk
+from backend_kwargs.torch_internals.tensors import copy_each, counted_writes, in_storage
+from backend_kwargs.trial import check_within, copied, copies, cotangents, largest_of, same_bits, tensors_of, walk
 
 COMPILED = "what torch.compile returned, a module after .compile(), or a CompiledModule"
 Missed = Callable[[str], None]
@@ -255,6 +256,67 @@ def _leaves(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         if (leaf := getattr(node, "variable", None)) is not None:
             yield leaf
         waiting += [each for each, _ in reversed(node.next_functions)]
+
+
+class Calls:
+    """The calls of one `seal`: inputs of any declared sizes, and each call from the state before."""
+
+    def __init__(self, target: Target, declared: Declared, example: Sample, places: Sequence[InputPath]) -> None:
+        self.target, self.declared, self.example, self.places = target, declared, example, places
+        self.leaves = target.named_leaves(example)
+        self.has_gradients = False
+        self._buffers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # with their values before
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put back the buffers of a module, which calls may change, before each call and at the end."""
+        buffers = self.target.module.named_buffers() if self.target.module is not None else ()
+        self._buffers = {name: (each, each.detach().clone()) for name, each in buffers if not each.is_inference()}
+        try:
+            yield
+        finally:
+            self._restore()
+            self._buffers.clear()
+
+    def _restore(self) -> None:
+        if changed := [pair for pair in self._buffers.values() if not same_bits(*pair)]:
+            with torch.no_grad():
+                copy_each(*zip(*changed, strict=True))  # type: ignore[arg-type]
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """Compile code for each size of a list, and for any size of a range."""
+        return sealing.compiling_ahead(dynamic=bool(self.declared.dynamic))
+
+    def inputs(self, point: Point, *, values: bool = True, marked: bool = False) -> Sample:
+        """Return the arguments of a call of these sizes, made from the example's; `marked` for dynamo."""
+        changed: dict[str, torch.Tensor] = {}
+        made: dict[tuple[int, str], torch.Tensor] = {}
+        for place in self.places:
+            sizes, leaf = {dim: point[name] for dim, name in place.dims}, self.leaves[place.name]
+            key = id(leaf), str(sizes)  # a tensor that is given twice stays one
+            changed[place.name] = tensor = made.setdefault(key, resized(leaf, sizes, values=values))
+            for dim, name in place.dims if marked else ():
+                sealing.mark(tensor, dim, dynamic=name in self.declared.dynamic)
+        return self.target.with_leaves(copies(self.example) if values else self.example, changed)
+
+    def call(self, call: Call, sample: Sample, point: Point | None = None) -> Result:
+        """Call from the state before, and the backward pass too."""
+        self._restore()
+        try:
+            output, gradients = called(call, sample)
+        except BackendKwargsError:
+            raise
+        except Exception as error:  # the user's own code, or its compiler
+            at = f" for {shown_point(point)}" if point else ""
+            raise BackendKwargsError(
+                f"{self.target.name!r} fails{at}, and is not sealed: {error_text(error)}."
+            ) from error
+        self.has_gradients |= bool(gradients)
+        buffers = {
+            name: before if same_bits(each, before) else each.detach().clone()
+            for name, (each, before) in self._buffers.items()
+        }
+        return Result(output, gradients, {"input": self.target.named_leaves(sample), "buffer": buffers})
 
 
 # ---- checks of the results

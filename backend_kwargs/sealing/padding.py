@@ -1,11 +1,10 @@
 """Padding to buckets: what is cut from results again, and the check that padding changes nothing else."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.functional import pad
@@ -13,7 +12,7 @@ from torch.nn.functional import pad
 from backend_kwargs.bundles.samples import Sample, is_dense
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts import Call
-from backend_kwargs.sealing.calls import SHORT, Checks, Result, Target
+from backend_kwargs.sealing.calls import SHORT, Calls, Checks
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Values, shown_point
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.tensors import OPERATORS, OperatorMode, arguments_of, counted_writes
@@ -21,21 +20,6 @@ from backend_kwargs.trial.trees import tensors_of
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Cuts = Mapping[int, Sequence[tuple[int, str]]]  # by result, its dimensions whose size is padded
-
-
-class Work(Protocol):
-    """What the checks need of a warm-up: inputs of other sizes, and calls from the state before."""
-
-    target: Target
-
-    def inputs(self, point: Point) -> Sample:
-        """Return the arguments of a call of these sizes."""
-
-    def call(self, call: Call, sample: Sample, point: Point | None = None) -> Result:
-        """Call from the state before."""
-
-    def compiling(self) -> AbstractContextManager[None]:
-        """Compile as for what is declared."""
 
 
 @dataclass
@@ -48,7 +32,7 @@ class Padding:
 
     @classmethod
     def of(
-        cls, declared: Declared, places: Sequence[InputPath], work: Work, checks: Checks, *, check: bool
+        cls, declared: Declared, places: Sequence[InputPath], work: Calls, checks: Checks, *, check: bool
     ) -> "Padding":
         """Return the padding of a function that is right with it; raise if it changes results.
 
@@ -96,7 +80,7 @@ class Padding:
                 leaves[at] = leaves[at].contiguous()
         return pytree.tree_unflatten(leaves, spec)
 
-    def _with_cuts_of(self, name: str, declared: Declared, work: Work) -> Cuts:
+    def _with_cuts_of(self, name: str, declared: Declared, work: Calls) -> Cuts:
         """Return the cuts with those of one name: the dimensions whose size is the padded one's."""
         bucket = next((each for each in declared.buckets[name] if declared.padded_sizes(name, each)), None)
         if bucket is None:
@@ -122,7 +106,7 @@ class Padding:
                     )
         return cuts
 
-    def _check(self, point: Point, padded: Point, work: Work, checks: Checks) -> None:
+    def _check(self, point: Point, padded: Point, work: Calls, checks: Checks) -> None:
         """Raise if padding changes results: in eager, where nothing else differs, and compiled."""
         make = partial(work.inputs, point)
         wanted = checks.eager(make)
@@ -136,7 +120,7 @@ class Padding:
                 if why := checks.difference(work.call(self.around(call, point, padded), make(), point), wanted):
                     raise self._changes(point, padded, work, why)
 
-    def _check_other_values(self, point: Point, padded: Point, work: Work, checks: Checks) -> None:
+    def _check_other_values(self, point: Point, padded: Point, work: Calls, checks: Checks) -> None:
         """Raise if padding changes results of inputs with values that the example does not have.
 
         In eager: compiled code is that of the example. Values that eager refuses are not checked.
@@ -163,7 +147,9 @@ class Padding:
                 if why := checks.difference(work.call(around, made(changed), point), wanted):
                     raise self._changes(point, padded, work, why, f", with {name!r} {how},")
 
-    def _changes_of_inputs(self, point: Point, padded: Point, work: Work) -> Iterator[tuple[str, Mapping[str, Change]]]:
+    def _changes_of_inputs(
+        self, point: Point, padded: Point, work: Calls
+    ) -> Iterator[tuple[str, Mapping[str, Change]]]:
         """Yield the inputs by one of their names, and how to change each; raise if one that is padded cannot be."""
         sample = work.inputs(point)
         with Positions() as positions:
@@ -180,7 +166,7 @@ class Padding:
                     "be checked. Pass other values, or check=False to seal it all the same."
                 )
 
-    def _changes(self, point: Point, padded: Point, work: Work, why: str, values: str = "") -> BackendKwargsError:
+    def _changes(self, point: Point, padded: Point, work: Calls, why: str, values: str = "") -> BackendKwargsError:
         way_out = " check=False seals it all the same." if values else ""
         return BackendKwargsError(
             f"{', '.join(map(repr, padded))} cannot be padded: {work.target.name!r} at {shown_point(point)}{values} "

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,15 @@ from backend_kwargs.backends.inductor.cudagraph_outputs import (
 )
 from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
-from backend_kwargs.errors import BackendKwargsError, error_text, printable, shortened
+from backend_kwargs.errors import BackendKwargsError, printable, shortened
 from backend_kwargs.facts import Call
-from backend_kwargs.sealing.calls import Apart, Checks, Result, Target, apart_of, called, resized
+from backend_kwargs.sealing.calls import Apart, Calls, Checks, Target, apart_of
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, UndeclaredError, places_of, shown_point
 from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.cudagraphs import CUDAGraphTreeManager
-from backend_kwargs.torch_internals.tensors import copy_each, modes_of_thread
-from backend_kwargs.trial import copies, generators, same_bits, synchronize
+from backend_kwargs.torch_internals.tensors import modes_of_thread
+from backend_kwargs.trial import generators, synchronize
 
 log = logging.getLogger("backend_kwargs.sealing")
 MOST_REASONS = 100  # that are logged and counted apart, since a guard's words may hold any value
@@ -246,7 +245,7 @@ def warmed(
     return sealed
 
 
-class _Warming:
+class _Warming(Calls):
     """The steps of one `seal`."""
 
     def __init__(
@@ -257,63 +256,10 @@ class _Warming:
         places: Sequence[InputPath],
         tell: Callable[[str, float], None],
     ) -> None:
-        self.target, self.declared, self.example, self.places, self.tell = target, declared, example, places, tell
-        self.leaves = target.named_leaves(example)
+        super().__init__(target, declared, example, places)
+        self.tell = tell
         self.notes: list[str] = []
-        self.has_gradients = False
         self.managers: set[cudagraphs.CUDAGraphTreeManager] = set()  # of the CUDA graphs that calls replay
-        self._buffers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # with their values before
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Put back the buffers of a module, which calls may change, before each call and at the end."""
-        buffers = self.target.module.named_buffers() if self.target.module is not None else ()
-        self._buffers = {name: (each, each.detach().clone()) for name, each in buffers if not each.is_inference()}
-        try:
-            yield
-        finally:
-            self._restore()
-            self._buffers.clear()
-
-    def _restore(self) -> None:
-        if changed := [pair for pair in self._buffers.values() if not same_bits(*pair)]:
-            with torch.no_grad():
-                copy_each(*zip(*changed, strict=True))  # type: ignore[arg-type]
-
-    def compiling(self) -> AbstractContextManager[None]:
-        """Compile code for each size of a list, and for any size of a range."""
-        return sealing.compiling_ahead(dynamic=bool(self.declared.dynamic))
-
-    def inputs(self, point: Point, *, values: bool = True, marked: bool = False) -> Sample:
-        """Return the arguments of a call of these sizes, made from the example's; `marked` for dynamo."""
-        changed: dict[str, torch.Tensor] = {}
-        made: dict[tuple[int, str], torch.Tensor] = {}
-        for place in self.places:
-            sizes, leaf = {dim: point[name] for dim, name in place.dims}, self.leaves[place.name]
-            key = id(leaf), str(sizes)  # a tensor that is given twice stays one
-            changed[place.name] = tensor = made.setdefault(key, resized(leaf, sizes, values=values))
-            for dim, name in place.dims if marked else ():
-                sealing.mark(tensor, dim, dynamic=name in self.declared.dynamic)
-        return self.target.with_leaves(copies(self.example) if values else self.example, changed)
-
-    def call(self, call: Call, sample: Sample, point: Point | None = None) -> Result:
-        """Call from the state before, and the backward pass too."""
-        self._restore()
-        try:
-            output, gradients = called(call, sample)
-        except BackendKwargsError:
-            raise
-        except Exception as error:  # the user's own code, or its compiler
-            at = f" for {shown_point(point)}" if point else ""
-            raise BackendKwargsError(
-                f"{self.target.name!r} fails{at}, and is not sealed: {error_text(error)}."
-            ) from error
-        self.has_gradients |= bool(gradients)
-        buffers = {
-            name: before if same_bits(each, before) else each.detach().clone()
-            for name, (each, before) in self._buffers.items()
-        }
-        return Result(output, gradients, {"input": self.target.named_leaves(sample), "buffer": buffers})
 
     def _told(self, points: Iterable[Point], what: str, count: int, done: float) -> Iterator[Point]:
         """Yield the combinations, with their number on a terminal; `done` is the fraction of `seal` before them."""

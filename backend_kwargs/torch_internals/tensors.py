@@ -111,8 +111,12 @@ def keep_device_busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-# The order in which scaled_dot_product_attention tries its kernels.
-attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
+def allowed_attention() -> str:
+    """Return the kernels that scaled_dot_product_attention may choose, which torch's own keys of caches ignore."""
+    backends: Any = torch.backends.cuda
+    kinds = (backends.flash_sdp_enabled, backends.mem_efficient_sdp_enabled, backends.math_sdp_enabled)
+    order = torch._C._get_sdp_priority_order()
+    return f"{[allowed() for allowed in (*kinds, backends.cudnn_sdp_enabled)]} {order}"
 
 
 # The functions of C behind torch.nn.functional's, which dynamo puts into graphs.

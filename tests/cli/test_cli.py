@@ -12,10 +12,9 @@ import pytest
 import typer
 
 import backend_kwargs as bk
-from backend_kwargs.cli import app
+from backend_kwargs.cli import REMOVED, app
 from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.cli.console import print_table
-from backend_kwargs.cli.removed import REMOVED
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.harness.models import importable
 from backend_kwargs.page import read_document

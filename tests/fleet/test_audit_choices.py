@@ -12,10 +12,10 @@ from backend_kwargs.cli.audited import Chosen as Subject
 from backend_kwargs.cli.audited import _nothing, notes_of, row_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision, PlaceRow
-from backend_kwargs.fleet.audit import Auditor, Target, _threads, consented, said_of_places, units_of
 from backend_kwargs.fleet.board import Unit, UnitDocument
 from backend_kwargs.fleet.board import name_of as unit_name
 from backend_kwargs.fleet.findings import Against, Audited, Finding, judged
+from backend_kwargs.fleet.racing import Auditor, Target, _threads, consented, said_of_places, units_of
 from backend_kwargs.interval import Interval
 from backend_kwargs.registry import make_backend
 from tests.fleet.stores import Documents, written

@@ -2,5 +2,5 @@
 
 `compiler` reads options, compiles, and falls back where a graph does not compile with some of them. `lowered` keeps
 lowered graphs, to compile them again. `cudagraph_outputs` copies results out of CUDA graphs' memory, `frozen_code`
-frees the constants of frozen graphs, and `cutlass` lets Inductor find CUTLASS. `allowed_attention` is a part of keys.
+frees the constants of frozen graphs, and `cutlass` lets Inductor find CUTLASS.
 """
