@@ -417,20 +417,16 @@ def _not_writable(name: str, value: object) -> BackendKwargsError:
 
 def _config_mapping(config: object) -> dict[str, Any]:
     if isinstance(config, str):
-        config = _parsed(config)
+        try:
+            # The command base64(1) breaks lines.
+            config = json.loads(
+                config if config.lstrip().startswith("{") else base64.b64decode("".join(config.split()), validate=True)
+            )
+        except (ValueError, binascii.Error, RecursionError):
+            raise wrong_value("A config", "a mapping, its JSON text, or base64 of that", config) from None
     if not isinstance(config, Mapping):
         raise wrong_value("A config", "a mapping, its JSON text, or base64 of that", config)
     return dict(config)
-
-
-def _parsed(text: str) -> object:
-    try:
-        # The command base64(1) breaks lines.
-        return json.loads(
-            text if text.lstrip().startswith("{") else base64.b64decode("".join(text.split()), validate=True)
-        )
-    except (ValueError, binascii.Error, RecursionError):
-        raise wrong_value("A config", "a mapping, its JSON text, or base64 of that", text) from None
 
 
 def _from_json(option: Option, value: object, kind: str) -> object:

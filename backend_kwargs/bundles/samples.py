@@ -201,13 +201,6 @@ class InputCheck:
         for guards in passed:
             if guards.check(*tensors):
                 return
-        self._compare(args, kwargs)
-        known = len(passed) == MOST_PASSED
-        if tensors and not known and all(map(is_dense, tensors)) and len({*map(id, tensors)}) == len(tensors):
-            self._passed[place] = (same_layouts(tensors), *passed)
-
-    def _compare(self, args: Args, kwargs: Kwargs) -> None:
-        """Compare the inputs with each sample of their structure."""
         paths, structure = pytree.tree_flatten_with_path(_plain((args, kwargs)))
         problems = [_problem(paths, likes) for likes in self._known.get(structure, ())]
         if not problems:
@@ -218,6 +211,9 @@ class InputCheck:
             )
         if all(problems):
             raise BackendKwargsError(problems[0])
+        known = len(passed) == MOST_PASSED
+        if tensors and not known and all(map(is_dense, tensors)) and len({*map(id, tensors)}) == len(tensors):
+            self._passed[place] = (same_layouts(tensors), *passed)
 
 
 def _plain(value: Any) -> object:

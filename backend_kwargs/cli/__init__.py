@@ -179,7 +179,10 @@ def main() -> None:
             say(*"".join(tracebacks.format_exception(error)).splitlines(), out=console(stderr=True))
         complain(str(error))
     except ClickException as error:
-        complain(_usage(error))
+        # "Value error" is pydantic's, in typer. The command's help explains more.
+        message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+        stop = "" if message.endswith("?") else "."
+        complain(f"{message}{stop} See '{error.ctx.command_path if error.ctx else app.info.name} --help'.")
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(KILLED + received[-1])
     sys.exit(USER_MISTAKE)
@@ -189,10 +192,3 @@ def _note(message: Warning | str, category: type[Warning], *_: object, **__: obj
     """Print a warning as one line; while compilers are silenced, only our own."""
     out = console(stderr=True) if issubclass(category, BackendKwargsWarning) else Console(stderr=True, highlight=False)
     say(f"note: {message}", out=out)
-
-
-def _usage(error: typer.BadParameter) -> str:
-    """Return an error in the arguments as one line, with the command whose help explains more."""
-    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")  # pydantic's, in typer
-    end = "" if message.endswith("?") else "."
-    return f"{message}{end} See '{error.ctx.command_path if error.ctx else app.info.name} --help'."

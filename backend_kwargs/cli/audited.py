@@ -191,7 +191,11 @@ def audit(chosen: Chosen, outputs: Outputs, *, quick: bool, update: bool) -> Non
     if outputs:
         outputs.write(page_of(document), findings.as_json(document))
     if update and chosen.catalogue:  # last: where the store may not be written, nothing else is lost
-        _update(chosen.catalogue, audited, found)
+        renewed = [findings.renewed(*each) for each in zip(audited, found, strict=True)]
+        kept = [each for each in renewed if each and chosen.catalogue.takes(each)]
+        chosen.catalogue.add(*kept)
+        changed = sum(finding.failed and new is not None for finding, new in zip(found, renewed, strict=True))
+        say(f"{len(kept)} stored in {chosen.catalogue.label!r} as new generations, {changed} with another winner.")
     if stopped:
         raise typer.Exit(INTERRUPTED)
     if any(each.failed for each in found):
@@ -324,12 +328,3 @@ def _print(found: Sequence[Finding], others: int) -> None:
             f"{others} more for this device {'was' if others == 1 else 'were'} not audited: of other models, sizes "
             "(--shapes, --dynamic) or options."
         )
-
-
-def _update(catalogue: Catalogue, audited: Sequence[Audited], found: Sequence[Finding]) -> None:
-    """Store what was found as a new generation of each decision that was measured."""
-    renewed = [findings.renewed(*each) for each in zip(audited, found, strict=True)]
-    kept = [each for each in renewed if each and catalogue.takes(each)]
-    catalogue.add(*kept)
-    changed = sum(finding.failed and new is not None for finding, new in zip(found, renewed, strict=True))
-    say(f"{len(kept)} stored in {catalogue.label!r} as new generations, {changed} with another winner.")

@@ -217,7 +217,10 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     table = Table(*columns, box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
     for row in rows:
         table.add_row(*(Text(_safe(str(cell))) for cell in row))
-    console().print("\n".join(_lines(table)), soft_wrap=True, markup=False)
+    # Not out.capture(), which writes an empty string to the stream; on a full disk even that fails.
+    out, text = console(), StringIO()
+    Console(file=text, width=out.width, force_terminal=out.is_terminal, highlight=False, emoji=False).print(table)
+    out.print("\n".join(line.rstrip() for line in text.getvalue().splitlines()), soft_wrap=True, markup=False)
 
 
 def print_json(data: object) -> None:
@@ -234,13 +237,6 @@ def print_config(config: Options) -> None:
         except (TypeError, ValueError):
             raise BackendKwargsError(f"Option {name!r} is {shown(value)}, which JSON cannot represent.") from None
     print_json(dict(config))
-
-
-def _lines(table: Table) -> list[str]:
-    # Not out.capture(), which writes an empty string to the stream; on a full disk even that fails.
-    out, text = console(), StringIO()
-    Console(file=text, width=out.width, force_terminal=out.is_terminal, highlight=False, emoji=False).print(table)
-    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def _safe(text: str) -> str:
@@ -348,17 +344,9 @@ def lines_to_paste(backend: Backend, timed: Timed | None = None) -> list[str]:
     ours = [IMPORT, ""] if "bk." in compiles else []
     if timed is None:
         return [*ours, compiles]
-    return [*ours, *_as_timed(timed, compiles)]
-
-
-def _as_timed(timed: Timed, compiles: str) -> Iterator[str]:
-    if timed.state:
-        yield f"model = {timed.state}"
-    yield f"compiled = {compiles}"
-    if timed.grad:
-        yield timed.call
-    else:
-        yield from ("with torch.no_grad():", f"    {timed.call}")
+    model = [f"model = {timed.state}"] if timed.state else []
+    call = [timed.call] if timed.grad else ["with torch.no_grad():", f"    {timed.call}"]
+    return [*ours, *model, f"compiled = {compiles}", *call]
 
 
 def _compiles(backend: Backend) -> str:

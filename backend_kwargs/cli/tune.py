@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from backend_kwargs.backend import Backend
 from backend_kwargs.cli.console import Model, Outputs, assigned, backend_from_text, output_option
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.board import AUTO, BUDGET_S
@@ -48,7 +47,11 @@ def show(model: Model, output: Output = None, shapes: Shapes = None, option: Fur
     store of the machine that serves.
     """
     outputs = Outputs.checked(output, [DECISIONS])
-    backend = _backend(assigned(option))
+    given = assigned(option)
+    for name in filter(SET_HERE.__contains__, given):
+        raise BackendKwargsError(f"--option {name} has no effect, since tune {SET_HERE[name]}.")
+    backend = backend_from_text(AUTO, given)
+    backend.verify()
     budget_s = backend.options.get("budget_s", BUDGET_S)
     files = outputs.ending(DECISIONS)
     if len(files) != 1:
@@ -56,15 +59,6 @@ def show(model: Model, output: Output = None, shapes: Shapes = None, option: Fur
     from backend_kwargs.cli.tuned import tune  # loads torch, for which no --help should wait
 
     tune(model, sizes_of(shapes or []), backend, budget_s, files[0], outputs)
-
-
-def _backend(option: dict[str, str]) -> Backend:
-    """Return the backend that the options of the command line describe; raise if it cannot work."""
-    for name in filter(SET_HERE.__contains__, option):
-        raise BackendKwargsError(f"--option {name} has no effect, since tune {SET_HERE[name]}.")
-    backend = backend_from_text(AUTO, option)
-    backend.verify()
-    return backend
 
 
 def sizes_of(shapes: list[str]) -> list[dict[str, int]]:

@@ -276,33 +276,25 @@ def _url(address: str) -> str:
     return address if "://" in address else f"{RAY}{address}"
 
 
-def _reach(address: str) -> None:
-    """Raise at once if nobody listens at HOST:PORT, where Ray would try for minutes."""
-    host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if colon and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-
-
-def _ray() -> Any:
-    os.environ.update(NO_STATISTICS)
-    try:
-        import ray
-    except ImportError as error:
-        raise BackendKwargsError(f"--on ray:... needs Ray: {pip_install('ray')} ({error_text(error)}).") from None
-    return ray
-
-
 class RayPool:
     """The workers of the cluster at `address`, "auto" for the one of this machine; `folder` travels to them."""
 
     def __init__(self, address: str, folder: Path) -> None:
-        self.ray = _ray()
+        os.environ.update(NO_STATISTICS)
+        try:
+            import ray
+        except ImportError as error:
+            raise BackendKwargsError(f"--on ray:... needs Ray: {pip_install('ray')} ({error_text(error)}).") from None
+        self.ray: Any = ray
         # A job has its own already, with which Ray merges no other.
         environment = (
             {} if OF_A_JOB in os.environ else {"working_dir": str(folder.resolve()), "env_vars": NO_STATISTICS}
         )
         try:
-            _reach(address)
+            # Raise at once if nobody listens at HOST:PORT, where Ray would try for minutes.
+            host, colon, port = address.rpartition("://")[2].rpartition(":")
+            if colon and port.isdecimal():
+                socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
             self.ray.init(address, runtime_env=environment, log_to_driver=False, configure_logging=False)
         except Exception as error:  # noqa: BLE001 - a connection, gRPC, or the environment
             where = without_login(address)

@@ -109,7 +109,12 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
     if isinstance(model, torch.nn.Module):
         model.eval()
     with torch.no_grad():
-        state = _state_of_calls(model, positional, keywords)
+        try:
+            state = trial.Changes.of_calls(model, positional, keywords)
+        except trial.CopyError as error:
+            raise BackendKwargsError(f"tune copies the model and its inputs, which failed: {error}.") from error
+        except Exception as error:
+            raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
         calls = {
             name: trial.RestoringCall(partial(call, *positional, **keywords), state)
             for name, call in (("eager", model), ("compiled", compiled), ("again", compiled))
@@ -121,18 +126,6 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
         device = device_of(model, (positional, keywords))
         samples = trial.interleave(calls, rounds=ROUNDS, device=device, budget_s=MOST_TIMING_S)
     return Tuned(label, decisions, samples["eager"], samples["compiled"], samples["again"])
-
-
-def _state_of_calls(
-    model: Callable[..., object], positional: tuple[object, ...], keywords: Mapping[str, object]
-) -> trial.State:
-    """Return what a call of the model changes, and puts back before the next one; raise if it fails in eager."""
-    try:
-        return trial.Changes.of_calls(model, positional, keywords)
-    except trial.CopyError as error:
-        raise BackendKwargsError(f"tune copies the model and its inputs, which failed: {error}.") from error
-    except Exception as error:
-        raise BackendKwargsError(f"The model fails on its example inputs in eager: {error_text(error)}.") from error
 
 
 def why_not_raced(decisions: Sequence[Decision]) -> str:
@@ -171,11 +164,20 @@ def _raced(unit: Unit) -> Result:
     if unit.threads:
         torch.set_num_threads(unit.threads)
     device = torch.device("cuda" if unit.on_gpu else "cpu")
-    here = _machine(device, unit)
+    if unit.on_gpu and not torch.cuda.is_available():
+        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has no GPU.")
+    here = machine([device.type], device.index)
+    if unit.on_gpu and not is_named(str(here["gpu"]), unit.device):
+        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has an {here['gpu']}.")
     model, inputs = made(unit, device)
     with racing(backend_of(unit), unit.budget_s) as backend:
         found = tuned(unit.label, model, inputs, backend)
-        documents = documents_of(found.kept) | _confirmed()
+        # And what whole graphs have confirmed of places in this process.
+        places = Catalogue(memory().store).places()
+        confirmed = {
+            name: encoded(verdicts.KIND, Document(name, each)) for name, each in places.items() if each.confirmed
+        }
+        documents = documents_of(found.kept) | confirmed
     return Result(
         failed=_not_kept(found),
         device_name=str(here["device"]),
@@ -187,16 +189,6 @@ def _raced(unit: Unit) -> Result:
     )
 
 
-def _machine(device: torch.device, unit: Unit) -> Mapping[str, Any]:
-    """Return what is recorded of this machine; raise if it has another device than the unit is for."""
-    if unit.on_gpu and not torch.cuda.is_available():
-        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has no GPU.")
-    here = machine([device.type], device.index)
-    if unit.on_gpu and not is_named(str(here["gpu"]), unit.device):
-        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has an {here['gpu']}.")
-    return here
-
-
 def made(unit: Unit, device: torch.device) -> tuple[Any, Any]:
     """Return the model and its inputs on the device, in the unit's dtype."""
     model, inputs = model_of(unit.model, unit.sizes)
@@ -205,12 +197,6 @@ def made(unit: Unit, device: torch.device) -> tuple[Any, Any]:
     if dtype and isinstance(model, torch.nn.Module):
         model.to(dtype)
     return model, trial.map_tensors(torch.Tensor.detach, trial.moved(inputs, device, dtype))
-
-
-def _confirmed() -> dict[str, bytes]:
-    """Return the documents of what whole graphs have confirmed of places in this process, by name."""
-    found = Catalogue(memory().store).places()
-    return {name: encoded(verdicts.KIND, Document(name, each)) for name, each in found.items() if each.confirmed}
 
 
 def documents_of(decisions: Sequence[Decision]) -> dict[str, bytes]:

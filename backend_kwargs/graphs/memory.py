@@ -90,18 +90,14 @@ class SharedMemory:
         """Return whether a call's inputs do."""
         written, read = [args[at] for at in self._written], [args[at] for at in self._read]
         if self._owned:
-            owned, changed = self._memory_of(args)
+            # The memory of the call's parameters, and of those that are written; it may be another module's.
+            addresses, owned, changed = self._of_last
+            if (now := [args[at].data_ptr() for at in self._owned]) != addresses:
+                owned, changed = (Memory([args[at] for at in each]) for each in (self._owned, self._changed))
+                self._of_last = now, owned, changed
             if any(each in owned for each in written) or any(each in changed for each in (*written, *read)):
                 return True
         return bool(written) and overlapping([*written, *read], range(len(written))) is not None
-
-    def _memory_of(self, args: Sequence[Any]) -> tuple[Memory, Memory]:
-        """Return the memory of a call's parameters, and of those that are written; it may be another module's."""
-        addresses, owned, changed = self._of_last
-        if (now := [args[at].data_ptr() for at in self._owned]) != addresses:
-            owned, changed = (Memory([args[at] for at in each]) for each in (self._owned, self._changed))
-            self._of_last = now, owned, changed
-        return owned, changed
 
 
 def unless_shared(shares: SharedMemory, gm: GraphModule, compiled: Call) -> Call:

@@ -234,20 +234,16 @@ def _fit_class(wanted: Any, value: object) -> object:
     if wanted is int and isinstance(value, bool):
         return _MISFIT
     if wanted is float and type(value) is int:
-        return _widened(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return _MISFIT
     if wanted is str and isinstance(value, PurePath):  # as the text that a config can hold
         return str(value)
     try:
         return value if isinstance(value, get_origin(wanted) or wanted) else _MISFIT
     except TypeError:  # a form that isinstance cannot check, such as a Protocol
         return value
-
-
-def _widened(value: int) -> object:
-    try:
-        return float(value)
-    except OverflowError:
-        return _MISFIT
 
 
 def _fit_union(args: tuple[object, ...], value: object, as_text: bool) -> object:

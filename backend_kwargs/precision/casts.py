@@ -98,7 +98,17 @@ class _Cast:
             if node.op not in ("call_function", "call_method"):
                 continue
             if node.target in PRODUCTS and self._is_single(node):
-                self._cast(node)
+                added = PRODUCTS[node.target]
+                with self.graph.inserting_before(node):
+                    args = tuple(
+                        map_aggregate(arg, self._clamped if added and at == added[0] else self._narrowed)
+                        for at, arg in enumerate(node.args)
+                    )
+                    kwargs = {
+                        name: map_aggregate(arg, self._clamped if added and name == added[1] else self._narrowed)
+                        for name, arg in node.kwargs.items()
+                    }
+                self._replace(node, args, kwargs)
                 count += 1
             elif node.target in SELECTING or node.target in FOLLOWING:
                 self._follow(node)
@@ -110,19 +120,6 @@ class _Cast:
             dtype for each in node.all_input_nodes if (dtype := _dtype(self.gm, each)) and dtype.is_floating_point
         ]
         return _dtype(self.gm, node) == torch.float32 and set(floats) == {torch.float32} and "out" not in node.kwargs
-
-    def _cast(self, node: Node) -> None:
-        added = PRODUCTS[node.target]
-        with self.graph.inserting_before(node):
-            args = tuple(
-                map_aggregate(arg, self._clamped if added and at == added[0] else self._narrowed)
-                for at, arg in enumerate(node.args)
-            )
-            kwargs = {
-                name: map_aggregate(arg, self._clamped if added and name == added[1] else self._narrowed)
-                for name, arg in node.kwargs.items()
-            }
-        self._replace(node, args, kwargs)
 
     def _replace(self, node: Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         """Replace `node` by the same operation on narrow values, with its result widened."""

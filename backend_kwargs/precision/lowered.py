@@ -73,16 +73,13 @@ class InFloat64(Interpreter):
         if not n.op.startswith("call"):
             return result
         result = map_aggregate(result, _wide_tensor)
-        self._count(n, result)
-        return result
-
-    def _count(self, n: Node, result: object) -> None:
         own = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and not is_view(leaf)]
         self.bytes[n] = sum(leaf.nbytes for leaf in own)
         self.live += self.bytes[n]
         check_room(self.live)
         if not self.keeps:
             self.live -= sum(self.bytes.get(each, 0) for each in self.user_to_last_uses.get(n, ()))
+        return result
 
     def call_method(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> object:
         """Call a method; `.half()`, `.float()` and `.bfloat16()` become `.double()`."""

@@ -70,7 +70,10 @@ class Weight(CopyOfParameters):
             if not self._is_current(parameter):
                 self.watch([parameter])
                 seen = _seen(parameter)
-                _copy(self.tensor, _of(parameter, self.make))
+                made = _of(parameter, self.make)
+                with torch.inference_mode(mode=False), torch.no_grad():
+                    for into, part in zip(_parts(self.tensor), _parts(made), strict=True):
+                        into.copy_(part)
                 self.seen = seen
 
     def _is_current(self, parameter: torch.Tensor) -> bool:
@@ -115,12 +118,6 @@ def _of(parameter: torch.Tensor, make: Make) -> torch.Tensor:
     # The result must not be an inference tensor, which could not be changed in place later.
     with torch.inference_mode(mode=False), torch.no_grad():
         return make(parameter.detach())
-
-
-def _copy(old: torch.Tensor, new: torch.Tensor) -> None:
-    with torch.inference_mode(mode=False), torch.no_grad():
-        for into, part in zip(_parts(old), _parts(new), strict=True):
-            into.copy_(part)
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -215,7 +212,10 @@ def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precis
         at, value = weights[weight]
         if weight not in modules:
             made = weight_of(value, precision, partial(_quantised, precision=precision))
-            modules[weight] = _add_module(gm, made, weight, precision)
+            name = unused_name(gm, f"{weight.name}_{precision.replace('-', '_')}")
+            gm.add_submodule(name, _linear(made.tensor))
+            sources_of_attributes(gm)[f"{name}.weight"] = source_of(weight, precision)
+            modules[weight] = name
             held.add(at, made)
         _replace(gm, node, modules[weight], x, bias, precision)
         count += 1
@@ -285,13 +285,6 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return layer
-
-
-def _add_module(gm: GraphModule, weight: Weight, placeholder: Node, precision: str) -> str:
-    name = unused_name(gm, f"{placeholder.name}_{precision.replace('-', '_')}")
-    gm.add_submodule(name, _linear(weight.tensor))
-    sources_of_attributes(gm)[f"{name}.weight"] = source_of(placeholder, precision)
-    return name
 
 
 def _replace(gm: GraphModule, node: Node, module: str, x: Node, bias: Node | None, precision: str) -> None:

@@ -128,7 +128,12 @@ def why_no_graph(owner: object, module: object, code: CodeType | None) -> str | 
     import torch
 
     inside = list(module.modules()) if isinstance(module, torch.nn.Module) else []
-    attempts = _attempts(owner, code)
+    # As long as dynamo keeps its metrics of the frames.
+    from backend_kwargs.torch_internals.dynamo import recent_compiles
+
+    codes = filter(None, (getattr(owner, "__code__", None), code))
+    places = {(each.co_name, each.co_filename, each.co_firstlineno) for each in codes}
+    attempts = [m for m in recent_compiles() if (m.co_name, m.co_filename, m.co_firstlineno) in places]
     if hasattr(owner, "__wrapped__"):
         # torch calls all of its own modules through one function, so they share its frame.
         names = [type(each).__name__ for each in inside]
@@ -164,15 +169,6 @@ def methods_in_eager(module: object) -> str:
         f" {kind}.{given} runs in eager even then, since torch.compile(model) compiles calls of the model alone: "
         "compile in place what it calls, such as model[0].compile(...)."
     )
-
-
-def _attempts(owner: object, code: CodeType | None) -> list[Any]:
-    """Return dynamo's metrics of the frames of `owner` and `code`, as long as it keeps them."""
-    from backend_kwargs.torch_internals.dynamo import recent_compiles
-
-    codes = filter(None, (getattr(owner, "__code__", None), code))
-    places = {(each.co_name, each.co_filename, each.co_firstlineno) for each in codes}
-    return [m for m in recent_compiles() if (m.co_name, m.co_filename, m.co_firstlineno) in places]
 
 
 def _one(reasons: Iterable[str | None]) -> str:

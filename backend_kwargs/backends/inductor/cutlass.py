@@ -34,7 +34,12 @@ def cutlass_dir() -> Path:
     """
     from platformdirs import user_cache_path
 
-    parts = _parts()
+    packages = {name: _location(name) for name in CUTLASS_PACKAGES}
+    sources = packages["cutlass_library"] / "source"
+    parts = {f"python/{name}": path for name, path in packages.items()} | {name: sources / name for name in SOURCES}
+    for path in parts.values():
+        if not path.is_dir():
+            raise BackendKwargsError(f"The installed CUTLASS has no directory {str(path)!r}: {INSTALL}.")
     target = user_cache_path("backend-kwargs") / "cutlass" / _key(parts)
     if not _complete(target, parts):
         try:
@@ -87,17 +92,6 @@ def _relink(python: Path) -> None:
             beside.replace(link)
 
 
-def _parts() -> dict[str, Path]:
-    """Return the parts of the layout: the path below it, and the target."""
-    packages = {name: _location(name) for name in CUTLASS_PACKAGES}
-    sources = packages["cutlass_library"] / "source"
-    parts = {f"python/{name}": path for name, path in packages.items()} | {name: sources / name for name in SOURCES}
-    for path in parts.values():
-        if not path.is_dir():
-            raise BackendKwargsError(f"The installed CUTLASS has no directory {str(path)!r}: {INSTALL}.")
-    return parts
-
-
 def _location(package: str) -> Path:
     spec = find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec else []
@@ -126,24 +120,16 @@ def _lay_out(target: Path, parts: Mapping[str, Path]) -> None:
     try:
         (beside / "new" / "python").mkdir(parents=True)
         for name, path in parts.items():
-            _link_or_copy(path, beside / "new" / name)
-        _put_in_place(beside, target, parts)
+            try:
+                (beside / "new" / name).symlink_to(path, target_is_directory=True)
+            except OSError:  # a file system without links
+                shutil.copytree(path, beside / "new" / name)
+        if target.exists() and not _complete(target, parts):
+            target.replace(beside / "damaged")
+        try:
+            (beside / "new").replace(target)
+        except OSError:
+            if not _complete(target, parts):  # otherwise another process was first, with an equal result
+                raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-def _put_in_place(beside: Path, target: Path, parts: Mapping[str, Path]) -> None:
-    if target.exists() and not _complete(target, parts):
-        target.replace(beside / "damaged")
-    try:
-        (beside / "new").replace(target)
-    except OSError:
-        if not _complete(target, parts):  # otherwise another process was first, with an equal result
-            raise
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        target.symlink_to(source, target_is_directory=True)
-    except OSError:  # a file system without links
-        shutil.copytree(source, target)

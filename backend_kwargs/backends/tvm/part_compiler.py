@@ -101,23 +101,18 @@ def _on_stream(device: torch.device, main: _Main, *, brings_stream: bool) -> Cal
     def run(inputs: Inputs) -> Results:
         # One at a time: between the wait and the launch, another thread's call could reuse the pool's memory.
         with _launching:
-            _after_last_stream(device)
+            # TVM's pool reuses memory at once, which is safe only on one stream: there it follows the last use.
+            current = torch.cuda.current_stream(device)
+            last = _last_streams.get(device, current)
+            if last != current:
+                current.wait_stream(last)
+            _last_streams[device] = current
             if brings_stream:
                 return main.call(*inputs)
             with torch.cuda.device(device), tvm_ffi.use_torch_stream():
                 return main.call(*inputs)
 
     return run
-
-
-def _after_last_stream(device: torch.device) -> None:
-    """Let the current stream wait for that of the last call on a device."""
-    # TVM's pool reuses memory at once, which is safe only on one stream: there it follows the last use.
-    current = torch.cuda.current_stream(device)
-    last = _last_streams.get(device, current)
-    if last != current:
-        current.wait_stream(last)
-    _last_streams[device] = current
 
 
 def _tensors(returned: Results) -> list[torch.Tensor]:

@@ -437,13 +437,10 @@ def as_safetensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
     header, end = {}, 0
     for name, tensor in ordered:
         begin, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": _shape(tensor), "data_offsets": [begin, end]}
+        # As the format counts them: two numbers of float4 are one element for torch.
+        packed = tensor.dtype is torch.float4_e2m1fn_x2
+        shape = [*tensor.shape[:-1], *(size * 2 if packed else size for size in tensor.shape[-1:])]
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(ALIGNED * math.ceil(len(text) / ALIGNED))
     return b"".join((len(text).to_bytes(8, "little"), text, *(memory_view(tensor) for _, tensor in ordered)))
-
-
-def _shape(tensor: torch.Tensor) -> list[int]:
-    """Return the sizes as the format counts them: two numbers of float4 are one element for torch."""
-    packed = tensor.dtype is torch.float4_e2m1fn_x2
-    return [*tensor.shape[:-1], *(size * 2 if packed else size for size in tensor.shape[-1:])]

@@ -224,7 +224,13 @@ def private_folder(
     parent = parent or _safe()
     process = os.getpid()
     try:
-        _sweep(parent, re.escape(prefix) + HEX, remove)
+        # What killed processes of this user have left: nobody holds a lock on it.
+        with suppress(OSError):
+            for path in [each for each in parent.iterdir() if re.fullmatch(re.escape(prefix) + HEX, each.name)]:
+                with suppress(OSError), opened_folder(path, NO_LINK) as folder:
+                    if os.fstat(folder).st_uid == os.geteuid():
+                        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        remove(path)
         path, lock = _made(parent, prefix, name)
     except OSError as error:
         raise BackendKwargsError(f"Cannot make a folder in {str(parent)!r}: {error.strerror}.") from None
@@ -255,16 +261,6 @@ def _made(parent: Path, prefix: str, name: str) -> tuple[Path, int]:
                 if path.exists():
                     return path, lock
                 os.close(lock)
-
-
-def _sweep(parent: Path, pattern: str, remove: Callable[[Path], None]) -> None:
-    """Remove what killed processes of this user have left under names that match: nobody holds a lock on it."""
-    with suppress(OSError):
-        for path in [each for each in parent.iterdir() if re.fullmatch(pattern, each.name)]:
-            with suppress(OSError), opened_folder(path, NO_LINK) as folder:
-                if os.fstat(folder).st_uid == os.geteuid():
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove(path)
 
 
 def _safe() -> Path:
