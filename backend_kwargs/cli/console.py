@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, TypeVar
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -41,7 +41,6 @@ from backend_kwargs.registry import make_backend
 
 PIPE_WIDTH = 200
 LONGEST_LINE = 10_000  # characters: a file may contain a text of megabytes
-Item = TypeVar("Item")
 NOTEBOOK = "JPY_PARENT_PID"  # set by Jupyter's kernels
 
 
@@ -194,17 +193,6 @@ def say(*lines: str, out: Console | None = None) -> None:
 def complain(message: str) -> None:
     """Print one line on standard error."""
     console(stderr=True).print(Text.assemble(("error:", "red"), " ", _safe(message)), soft_wrap=True)
-
-
-def watched(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """Yield `items`, with their number so far on a terminal."""
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield from items
-        return
-    from rich.progress import track
-
-    yield from track(items, _safe(what), total, console=out, transient=True)
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:

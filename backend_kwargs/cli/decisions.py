@@ -28,7 +28,6 @@ from backend_kwargs.cli.console import (
     print_json,
     print_table,
     say,
-    watched,
 )
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision
@@ -168,7 +167,8 @@ def import_(
     """Add the decisions in a file, which has no signatures, to the store: import what you trust."""
     decisions = _settled(read_decisions(file, lambda name: find_backend(f"tmpl-inductor:{name}").options))
     catalogue = Catalogue(store_of(store))
-    catalogue.add(*watched(decisions, "importing", len(decisions)))
+    with progress("decisions", f"importing {counted(len(decisions), 'decision')}", console(stderr=True)):
+        catalogue.add(*decisions)
     say(f"{len(decisions)} added to {catalogue.label!r}.")
 
 
@@ -208,12 +208,13 @@ def sync(
     of = store_of(source)
     here, there = opened(of, must_exist=True), opened(store_of(target))
     names: defaultdict[str, list[str]] = defaultdict(list)
-    with there.doing("write") as written:
+    with there.doing("write") as written, progress("sync", "copying", console(stderr=True)) as tell:
         copying = (
             synced(kind, _listed(here, folder), written, folder, dry_run=dry_run, trusted_keys=of.trusted_keys)
             for kind, folder in ((KIND, FOLDER), (verdicts.KIND, verdicts.FOLDER), (board.KIND, board.UNITS))
         )
-        for name, what in watched(chain.from_iterable(copying), "copying"):
+        for at, (name, what) in enumerate(chain.from_iterable(copying), 1):
+            tell(counted(at, "document"), 0.0)
             names[what].append(name)
             if what in ("new", "newer") and dry_run:
                 say(f"{what}: {name}")

@@ -4,8 +4,7 @@
 whoever wrote them. All three leave out what names a user, a machine or a place.
 """
 
-from backend_kwargs.page.derived import changes, is_loud, noise_of, pays_back, tradeoffs_of
-from backend_kwargs.page.document import Document, parse, schema
+from backend_kwargs.page.document import Document, changes, is_loud, noise_of, parse, pays_back, schema, tradeoffs_of
 from backend_kwargs.page.writing import fragment, from_html, read_document, to_html, to_json
 
 __all__ = [

@@ -1,15 +1,12 @@
 """The process groups of torch.distributed: their store and their timeouts."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from torch._C._distributed_c10d import Store
 from torch.distributed import constants, distributed_c10d
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
-
-def store() -> "Store":
+def store() -> Store:
     """Return the store that all ranks share."""
     return distributed_c10d._get_default_store()
 

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from contextvars import ContextVar
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch._dynamo
-from torch._dynamo import config, convert_frame, eval_frame, utils
+from torch._C._dynamo.eval_frame import _CacheEntry, _debug_get_cache_entry_list
+from torch._dynamo import config, convert_frame, eval_frame, trace_rules, utils
 from torch._dynamo.backends import registry
 from torch._dynamo.eval_frame import innermost_fn
 from torch._dynamo.exc import RestartAnalysis, TensorifyScalarRestartAnalysis, TorchDynamoException
@@ -28,7 +29,9 @@ from torch._dynamo.source import (
     UnspecializedNNModuleSource,
     UnspecializedParamBufferSource,
 )
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import (
+    CompilationMetrics,
     _metrics_context_tls,
     counters,
     get_chromium_event_logger,
@@ -52,13 +55,6 @@ from torch.fx.graph import _BoxedCodeGen
 
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 
-if TYPE_CHECKING:
-    from torch._C._dynamo.eval_frame import _CacheEntry
-    from torch._dynamo.backends.registry import CompilerFn
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-    from torch._dynamo.utils import CompilationMetrics
-    from torch._guards import Source
-
 RESTARTS = (TensorifyScalarRestartAnalysis, RestartAnalysis)  # dynamo traces again; raised through a backend
 OUTCOMES = ("hit", "miss", "bypass")  # of a look into a cache
 GRAPH = "__compiled_fn"  # how dynamo names the global through which its bytecode calls a graph
@@ -79,25 +75,19 @@ def limits_lifted() -> AbstractContextManager[None]:
 
 def skips(function: object) -> bool:
     """Return whether dynamo compiles no frame of a function, such as of one of torch's own."""
-    from torch._dynamo import trace_rules
-
     return trace_rules.check(function)
 
 
 # ---- cached code
 
 
-def cache_entries(code: CodeType) -> "list[_CacheEntry]":
+def cache_entries(code: CodeType) -> list[_CacheEntry]:
     """Return dynamo's cached code of a code object, each entry with its `code`, `guard_manager` and `backend`."""
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-
     return _debug_get_cache_entry_list(code)
 
 
-def traced_frame() -> "InstructionTranslator | None":
+def traced_frame() -> InstructionTranslator | None:
     """Return the frame that dynamo compiles now, with its `f_code` and `f_globals`, None if there is none."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
     try:
         return InstructionTranslator.current_tx()
     except (AttributeError, RuntimeError, AssertionError):
@@ -141,7 +131,7 @@ def compiling() -> Compiling:
 
 
 # dynamo's metrics of the last compiles of this process, as many as it keeps.
-recent_compiles: Callable[[], "list[CompilationMetrics]"] = get_compilation_metrics
+recent_compiles: Callable[[], list[CompilationMetrics]] = get_compilation_metrics
 
 
 def cache_counts() -> dict[str, int]:
@@ -178,7 +168,7 @@ lookup_backend = registry.lookup_backend  # raises InvalidBackend
 list_backends: Callable[[], list[str]] = partial(torch._dynamo.list_backends, None)
 
 
-def register_backend(name: str, backend: "CompilerFn") -> None:
+def register_backend(name: str, backend: registry.CompilerFn) -> None:
     """Register a backend, for good; raise AssertionError if the name is taken.
 
     Up to torch 2.14 it sets the attribute `_tags` of the object.
@@ -376,12 +366,12 @@ def tracing_apart() -> AbstractContextManager[None]:
 ATTACHED = ("_param_name_to_source", "_source_to_user_stacks", "compile_subgraph_reason")
 
 
-def source_of(placeholder: Node) -> "Source | None":
+def source_of(placeholder: Node) -> Source | None:
     """Return the source of one of dynamo's inputs, None for a node that is no input of dynamo's."""
     return getattr(placeholder, "_dynamo_source", None)
 
 
-def sources_of_attributes(gm: GraphModule) -> "dict[str, Source]":
+def sources_of_attributes(gm: GraphModule) -> dict[str, Source]:
     """Return the sources of a graph's attributes by name, which AOTAutograd reads; a new attribute needs one."""
     return gm._param_name_to_source  # type: ignore[return-value]
 

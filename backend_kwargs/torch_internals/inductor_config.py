@@ -7,21 +7,19 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._config_module import _UNSET_SENTINEL as UNSET
+from torch.utils._config_module import _ConfigEntry
 
 from backend_kwargs.torch_internals.replacing import replaced, undone
-
-if TYPE_CHECKING:
-    from torch.utils._config_module import _ConfigEntry
 
 INDUCTOR = "torch._inductor.config"
 CLONING = "triton.cudagraph_trees_generation_cloning"
 
 
-def entries(module: str = INDUCTOR) -> "Mapping[str, _ConfigEntry]":
+def entries(module: str = INDUCTOR) -> Mapping[str, _ConfigEntry]:
     """Return the options of a config module by name.
 
     An entry has `default`, `value_type`, `alias` (None, or the module and name of the entry that torch reads in place
@@ -50,7 +48,7 @@ def config_alone() -> Iterator[bool]:
             del sys.modules[name]
 
 
-def target_of(entry: "_ConfigEntry") -> "_ConfigEntry":
+def target_of(entry: _ConfigEntry) -> _ConfigEntry:
     """Return the entry that torch reads in place of this one."""
     if entry.alias is None:
         return entry

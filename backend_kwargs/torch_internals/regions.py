@@ -6,10 +6,9 @@ Options of `torch.compiler.nested_compile_region` would do the same, but torch 2
 import inspect
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
+from torch.fx import GraphModule
 
 
 def regional_inductor(argument: str) -> ModuleType | None:
@@ -22,7 +21,7 @@ def regional_inductor(argument: str) -> ModuleType | None:
         return None
 
 
-def compile_marked(regional: Any, gm: "GraphModule") -> "GraphModule":
+def compile_marked(regional: Any, gm: GraphModule) -> GraphModule:
     """Return a lowered graph with its annotated regions compiled, and the rest as in eager."""
     gm = regional._create_inductor_marked_regions(gm)
     # torch compiles a region with the first annotation that it finds in it; an input has its own region's annotation.
