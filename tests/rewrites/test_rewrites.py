@@ -102,8 +102,8 @@ WRONG = {
             "depthwise_convolution, patches, transposed_convolution, interpolation, scaled_product, "
             "convolution_as_product, linear_activation, onednn, attention, window_attention, attention_mask, "
             "multihead_attention, decode_attention, fused_attention, cross_entropy, linear_cross_entropy, "
-            "layer_norm_backward, contraction, matrix_vector, aligned_products, gather_sum, scatter_reduce, packed, "
-            "approximate_gelu."
+            "layer_norm_backward, contraction, matrix_vector, aligned_products, gather_sum, byte_sort, scatter_reduce, "
+            "packed, approximate_gelu."
         ),
     ),
     "removed": (
