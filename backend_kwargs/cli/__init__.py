@@ -18,7 +18,6 @@ from backend_kwargs.cli import (
     bundles,
     compare,
     decisions,
-    doctor,
     explain,
     listing,
     pin,
@@ -124,7 +123,7 @@ app.command("tune")(tune.show)
 app.command("tune-plan")(tune_plan.show)
 app.command("audit")(audit.show)
 app.command("pin")(pin.show)
-app.command("doctor")(doctor.show)
+app.command("doctor")(listing.doctor)
 app.add_typer(bundles.app, name="bundle")
 app.add_typer(decisions.app, name="decisions")
 

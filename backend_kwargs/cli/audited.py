@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from backend_kwargs.auto.audit import Effort
 from backend_kwargs.auto.machine import machine
-from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.auto.store import Catalogue, counted
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.console import Outputs, console, print_table, quiet, say
 from backend_kwargs.errors import BackendKwargsError, printable
@@ -93,7 +93,7 @@ def notes_of(found: Sequence[Finding]) -> Iterator[str]:
 def _counted(found: Sequence[Finding]) -> str:
     counts = {word: sum(each.verdict == name for each in found) for name, word in IN_SUMMARY.items()}
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{len(found)} {'decision' if len(found) == 1 else 'decisions'}: {said}"
+    return f"{counted(len(found), 'decision')}: {said}"
 
 
 def page_of(document: AuditDocument) -> page.Document:

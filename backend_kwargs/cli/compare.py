@@ -35,7 +35,6 @@ from backend_kwargs.registry import PLAIN
 
 if TYPE_CHECKING:
     from backend_kwargs.compare import Comparison, Row
-    from backend_kwargs.compare.document import Judged
 
 TEMPLATES = ("auto", "freezing", "cpp_wrapper", "max_autotune")
 BACKENDS = ",".join(["eager", "inductor", *(f"{PLAIN}:{each}" for each in TEMPLATES)])
@@ -203,7 +202,12 @@ def _finish(
     best = fastest(comparison)
     backend = backends[best.label] if best and not comparison.over_itself(best) else None
     _print(comparison, best, backend, timed)
-    judged = _judged(comparison, gate)
+    judged = None
+    if gate:
+        from backend_kwargs.compare.document import judge
+
+        judged = judge(comparison, gate.over, gate.least)
+        say("", judged.text)
     if outputs:
         from backend_kwargs.compare.document import document_of
 
@@ -213,16 +217,6 @@ def _finish(
         raise typer.Exit(NONE_RAN)
     if judged and not judged.passed:
         raise typer.Exit(BELOW)
-
-
-def _judged(comparison: "Comparison", gate: Gate | None) -> "Judged | None":
-    if gate is None:
-        return None
-    from backend_kwargs.compare.document import judge
-
-    judged = judge(comparison, gate.over, gate.least)
-    say("", judged.text)
-    return judged
 
 
 def _quickly(label: str, backend: Backend | None) -> tuple[str, Backend | None]:

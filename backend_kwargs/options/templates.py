@@ -43,7 +43,15 @@ class NamedValues(Generic[T]):
         if self.is_known(name):
             return self.built_in[name] if name in self.built_in else self.registered[name]
         for entry in entry_points(group=self.group, name=name):
-            return self._loaded(entry)
+            try:
+                loaded = entry.load()
+            except Exception as error:  # a plug-in may fail in any way, and must not break the others
+                what = f"{self.kind.capitalize()} {entry.name!r} of {entry.value!r}"
+                raise BrokenPluginError(f"{what} does not load: {error_text(error)}.") from error
+            value = self.read(entry, loaded)
+            if value is None:
+                raise wrong_value(f"Entry point {entry.value!r}", self.wanted, loaded)
+            return value
         raise unknown(self.kind, name, self.names(), otherwise=self.advice(self.names()))
 
     def names(self) -> list[str]:
@@ -62,17 +70,6 @@ class NamedValues(Generic[T]):
             if self.is_known(name) and not equal(self.find(name), value):
                 raise BackendKwargsError(f"{self.kind.capitalize()} {name!r} {other}; choose another name.")
         self.registered.update({name: value for name, value in values.items() if not self.is_known(name)})
-
-    def _loaded(self, entry: EntryPoint) -> T:
-        try:
-            loaded = entry.load()
-        except Exception as error:  # a plug-in may fail in any way, and must not break the others
-            what = f"{self.kind.capitalize()} {entry.name!r} of {entry.value!r}"
-            raise BrokenPluginError(f"{what} does not load: {error_text(error)}.") from error
-        value = self.read(entry, loaded)
-        if value is None:
-            raise wrong_value(f"Entry point {entry.value!r}", self.wanted, loaded)
-        return value
 
 
 @dataclass(frozen=True, slots=True)

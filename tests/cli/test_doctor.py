@@ -12,7 +12,7 @@ from backend_kwargs.backends import declared
 from backend_kwargs.backends.inductor import compiler
 from backend_kwargs.backends.tvm import settings
 from backend_kwargs.backends.tvm.settings import INSTALL
-from backend_kwargs.cli import app, doctor
+from backend_kwargs.cli import app, listing
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options import machine as machines
 from backend_kwargs.options.machine import Machine
@@ -41,7 +41,7 @@ SMALL = replace(H200, gpu="a small GPU", sms=20)
 @pytest.fixture
 def on(monkeypatch):
     def be(machine: Machine, *, with_tvm: bool = False, with_cuda: bool = False) -> None:
-        for module in (compiler, declared, doctor, machines):
+        for module in (compiler, declared, listing, machines):
             monkeypatch.setattr(module, "machine", lambda: machine)
         monkeypatch.setattr(machines, "_scripts_graphs", lambda: False)  # True in some releases of torch
         monkeypatch.setattr(declared, "installed_version", lambda name: None)
@@ -251,7 +251,7 @@ def test_this_machine():
 
 def test_broken_template(on, monkeypatch):
     """A template of another package that fails to load is one row."""
-    monkeypatch.setattr(doctor, "list_templates", lambda: ["gone", "default"])
+    monkeypatch.setattr(listing, "list_templates", lambda: ["gone", "default"])
     on(LAPTOP)
     printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["templates"]
     assert {name: row["word"] for name, row in printed.items()} == {"gone": "cannot", "default": "works"}

@@ -112,7 +112,17 @@ class OpenVINO(Engine):
     def compile(self, part: fx.GraphModule) -> CompiledPart:
         _separate_constants(part)
         model = _converted(part)
-        copies = _without_copies(model)
+        # Results that are copies of inputs, with the input's position, are removed: OpenVINO uses the memory of such a
+        # result for the input as well, and so would overwrite torch's tensor.
+        results = list(model.results)
+        sources = [result.input_value(0).get_node() for result in results]
+        copies = {
+            i: model.get_parameter_index(source)
+            for i, source in enumerate(sources)
+            if source.get_type_name() == "Parameter"
+        }
+        for i in copies:
+            model.remove_result(results[i])
         if not model.outputs or not calls_of(part):
             raise ValueError("nothing to compute")
         own = {
@@ -211,23 +221,6 @@ def _converted(part: fx.GraphModule) -> "openvino.Model":
     for result, node in zip(model.outputs, returned_by(part), strict=True):
         _check(result, node)
     return model
-
-
-def _without_copies(model: "openvino.Model") -> dict[int, int]:
-    """Remove the results of `model` that are copies of inputs; return the position of the input by that of the result.
-
-    OpenVINO uses the memory of such a result for the input as well, and so would overwrite torch's tensor.
-    """
-    results = list(model.results)
-    sources = [result.input_value(0).get_node() for result in results]
-    copies = {
-        i: model.get_parameter_index(source)
-        for i, source in enumerate(sources)
-        if source.get_type_name() == "Parameter"
-    }
-    for i in copies:
-        model.remove_result(results[i])
-    return copies
 
 
 def _check(result: "openvino.Output", node: fx.Node) -> None:

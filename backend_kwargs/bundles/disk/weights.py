@@ -81,7 +81,14 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
     for name, own in tensors.items():
         if why := why_not_plain(own):
             raise BackendKwargsError(f"The module's {name!r} cannot be loaded: it {why}.")
-        _check_fits(name, weights[name], own)
+        saved = weights[name]
+        if why := why_not_plain(saved):
+            raise BackendKwargsError(f"Saved weight {name!r} cannot be loaded: it {why}.")
+        if (saved.shape, saved.dtype) != (own.shape, own.dtype):
+            raise BackendKwargsError(
+                f"Saved weight {name!r} is {saved.dtype} {list(saved.shape)}, the module's is {own.dtype} "
+                f"{list(own.shape)}."
+            )
     with torch.no_grad():
         _check_shared(tensors, weights)
     own = [*module.parameters(), *module.buffers()]
@@ -112,17 +119,6 @@ def why_not_plain(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return f"is {'quantized' if tensor.is_quantized else tensor.layout}, not dense"
     return "is on the device meta, without values" if tensor.is_meta else ""
-
-
-def _check_fits(name: str, saved: torch.Tensor, own: torch.Tensor) -> None:
-    """Raise unless a saved tensor can be copied into the module's."""
-    if why := why_not_plain(saved):
-        raise BackendKwargsError(f"Saved weight {name!r} cannot be loaded: it {why}.")
-    if (saved.shape, saved.dtype) != (own.shape, own.dtype):
-        raise BackendKwargsError(
-            f"Saved weight {name!r} is {saved.dtype} {list(saved.shape)}, the module's is {own.dtype} "
-            f"{list(own.shape)}."
-        )
 
 
 def _check_shared(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> None:
