@@ -268,18 +268,16 @@ def step_of(name: str) -> str:
     return name.removesuffix(WITH).removesuffix(WITHOUT)
 
 
-def precision_candidates(
-    precisions: Iterable[str], max_error: float | None, compilers: Iterable[str] = ()
-) -> list[RaceCandidate]:
+def precision_candidates(settings: "RaceSettings", compilers: Iterable[str] = ()) -> list[RaceCandidate]:
     """Return a step for each precision that the user consents to, within the bound that was given with it.
 
     Those of `compilers`, candidates of other compilers, that have the precision are candidates in it too.
     """
-    precisions = tuple(precisions)
-    texts = [in_precision(text, name, max_error) for name in precisions for text in compilers]
+    names, max_error = settings.precision, settings.max_error
+    texts = [in_precision(text, name, max_error) for name in names for text in compilers]
     steps = [
         RaceCandidate(name, {"precision": name, "max_error": max_error}, without=FROZEN_ANEW, costs=ONCE, complexity=2)
-        for name in precisions
+        for name in names
     ]
     # Compilers that have precisions make parameters constants in any case.
     return [*steps, *(_of_compiler(text, frozen=True) for text in filter(None, texts))]
@@ -316,7 +314,7 @@ def allowed_candidates(
 ) -> list[RaceCandidate]:
     """Return every candidate that a request may choose: the steps, those it names, and what else it allows."""
     named = others_for(settings) if settings.candidates is None else settings.candidates
-    in_precisions = precision_candidates(settings.precision, settings.max_error, filter(is_other, named))
+    in_precisions = precision_candidates(settings, [*filter(is_other, named)])
     of_places = RaceCandidate(REWRITES, {"rewrites": [*rewrites]})
     allowed = [*STEPS, DEFAULT_AND_GRAPHS, *map(rewriting, rewrites), of_places, *in_precisions]
     for name in set(named).difference(step_names()):

@@ -17,12 +17,10 @@ import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from backend_kwargs import trial
-from backend_kwargs.auto.graph_stats import GEMMS, GraphStats, calls_a_library
+from backend_kwargs.auto.graph_stats import GEMMS, calls_a_library
 from backend_kwargs.auto.verdicts import HALF, UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.errors import error_text
 from backend_kwargs.graphs.writes import copy_of_graph, is_unknown
-from backend_kwargs.options.machine import machine, unmet
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place, traced_value
 from backend_kwargs.torch_internals.tensors import OperatorMode, OpOverload, enter_autocast, schema_of
@@ -50,39 +48,6 @@ class Standing:
     fused: CapturedGraph
     eager_s: float
     share: float
-
-
-# ---- what matches
-
-
-def matching(
-    names: Iterable[str],
-    stats: GraphStats,
-    objective: str,
-    lowered: Callable[[], Sequence[GraphModule]],
-    traced: tuple[GraphModule, Inputs],
-) -> list[Place]:
-    """Return the places where the rewrites `names` match.
-
-    `lowered` returns graphs that Inductor lowers; `traced` is dynamo's graph with its inputs. All stay unchanged.
-    """
-    from backend_kwargs.rewrites.traced import places_in, places_in_traced
-
-    found: list[Place] = []
-    for name in names:
-        rewrite = find_rewrite(name)
-        try:
-            fits = rewrite.fitting(stats) and rewrite.objective in ("latency", objective)
-            if not fits or unmet(rewrite.needs, machine()):
-                continue
-            places = places_in(lowered(), name) if rewrite.patterns else places_in_traced(*traced, name)
-        except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything: it is not tried
-            logger.info("Rewrite %s is not tried: %s", name, error_text(error))
-            continue
-        if places:
-            logger.info("%s matches %d times", name, sum(each.count for each in places))
-            found += map(with_neighbours, places)
-    return found
 
 
 # ---- a place as a graph

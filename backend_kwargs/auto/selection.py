@@ -1,5 +1,6 @@
 """What is known of a race, and what follows from it: which candidate is next, and why the others are skipped."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -31,19 +32,23 @@ from backend_kwargs.auto.candidates import (
 )
 from backend_kwargs.auto.compiling import Candidate, Compiles
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
-from backend_kwargs.auto.places import matching, worth_it
+from backend_kwargs.auto.places import with_neighbours, worth_it
 from backend_kwargs.auto.question import Request
 from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox
 from backend_kwargs.auto.verdicts import Verdict
+from backend_kwargs.errors import error_text
 from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import DEFAULT, EAGER, PlaceRow, RaceRow
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import Task
+from backend_kwargs.options.machine import machine, unmet
 from backend_kwargs.options.option import Options, standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.trial import may_draw
+
+logger = logging.getLogger("backend_kwargs.auto")
 
 Progress = Callable[[str, float], None]
 
@@ -192,7 +197,7 @@ class RaceState:
         settings, of, frozen = self.request.settings, self.request.options_of, self.request.frozen
         steps = candidates_for(self.stats, settings.effort, settings.candidates, of, frozen=frozen)
         compilers = [step.name for step in steps if step.compiler]
-        precise = precision_candidates(settings.precision, settings.max_error, compilers)
+        precise = precision_candidates(settings, compilers)
         if any(records(row.options) for row in self.rows):
             steps = [step for step in steps if step is not WITH_GRAPHS]
         if self.named:
@@ -238,9 +243,8 @@ class RaceState:
         return [] if self.stats.training else self.lowered
 
     def _matching(self, *, traced: bool) -> list[Place]:
-        if self.named:
-            return []
-        names = [name for name in self.request.rewrites if bool(find_rewrite(name).traced) == traced]
+        """Return the places where rewrites of dynamo's graph match, or those of lowered graphs; all stay unchanged."""
+        from backend_kwargs.rewrites.traced import places_in, places_in_traced
 
         @cache
         def lowered() -> list[GraphModule]:
@@ -249,8 +253,22 @@ class RaceState:
                     self.compiles.trace(self.first.options)
             return [each.gm for each in self.compiles.lowered]
 
-        given = self.task.copy(), self.request.example_inputs
-        return matching(names, self.stats, self.request.settings.objective, lowered, given)
+        found, given = list[Place](), (self.task.copy(), self.request.example_inputs)
+        for name in () if self.named else self.request.rewrites:
+            rewrite = find_rewrite(name)
+            try:
+                fits = bool(rewrite.traced) == traced and rewrite.fitting(self.stats)
+                fits = fits and rewrite.objective in ("latency", self.request.settings.objective)
+                if not fits or unmet(rewrite.needs, machine()):
+                    continue
+                places = places_in_traced(*given, name) if traced else places_in(lowered(), name)
+            except Exception as error:  # noqa: BLE001 - a user's rewrite may raise anything: it is not tried
+                logger.info("Rewrite %s is not tried: %s", name, error_text(error))
+                continue
+            if places:
+                logger.info("%s matches %d times", name, sum(each.count for each in places))
+                found += map(with_neighbours, places)
+        return found
 
     @property
     def chosen(self) -> list[Place]:

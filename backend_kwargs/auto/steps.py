@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
-
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import SLACK
 from backend_kwargs.auto.compiling import Candidate
@@ -121,9 +119,7 @@ def time_in_turn(race: RaceState, runner: Runner, champion: Runner) -> None:
     """Time a runner and the champion in turn, and note it in their rows; that of one which raises says so."""
     began, failed = time.perf_counter(), dict[str, Exception]()
     with _noting(race, runner, free=True):
-        # To record CUDA graphs takes many times as long as a call; those of other inputs are recorded anew.
-        warm, left_s = runner.replayed or champion.replayed or race.budget.call_s <= SLOW_S, race.budget.left_s
-        samples = interleaved(runner, champion, race.device, left_s, failed.__setitem__, warm=warm)
+        samples = interleaved(race, runner, champion, failed.__setitem__)
         for each, name in ((champion, "champion"), (runner, "challenger")):
             if name in failed:
                 each.row.status, each.row.reason = trial.status_of(failed[name])
@@ -136,19 +132,15 @@ def time_in_turn(race: RaceState, runner: Runner, champion: Runner) -> None:
 
 
 def interleaved(
-    challenger: Runner,
-    champion: Runner,
-    device: torch.device,
-    left_s: float,
-    failed: Callable[[str, Exception], None],
-    *,
-    warm: bool,
+    race: RaceState, challenger: Runner, champion: Runner, failed: Callable[[str, Exception], None]
 ) -> dict[str, list[float]]:
     """Return seconds per call of "champion" and "challenger", round by round, until it is clear which is faster.
 
-    Near ties are timed longer, within `left_s`; `warm` adds warm-up calls. If a call raises, `failed` is called with
-    the error, and the timing ends.
+    Near ties are timed longer, within the budget. If a call raises, `failed` is called with the error, and the timing
+    ends.
     """
+    # To record CUDA graphs takes many times as long as a call; those of other inputs are recorded anew.
+    warm, left_s = challenger.replayed or champion.replayed or race.budget.call_s <= SLOW_S, race.budget.left_s
     calls = {"champion": champion.call, "challenger": challenger.call}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     limit_s, began = min(BOUT_S, max(left_s, SETTLED_S)), time.perf_counter()
@@ -156,7 +148,7 @@ def interleaved(
     for before in range(MOST_BOUTS):
         warmup = 0 if not warm else 1 if before else 3
         bout = trial.interleave(
-            calls, rounds=BOUT, device=device, budget_s=limit_s - spent, failed=failed, warmup=warmup
+            calls, rounds=BOUT, device=race.device, budget_s=limit_s - spent, failed=failed, warmup=warmup
         )
         for name, seconds in bout.items():
             samples[name] += seconds

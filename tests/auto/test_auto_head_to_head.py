@@ -18,6 +18,13 @@ def runner(*, complexity=1, speedup=None, peak_mib=None):
     return steps.Runner(RaceCandidate("a step", complexity=complexity), row, None, ())
 
 
+def raced(left_s=5.0, *, warm=True):
+    """Return a race with so many seconds left, whose calls are short enough to be warmed up, or not."""
+    return SimpleNamespace(
+        device=torch.device("cpu"), budget=SimpleNamespace(left_s=left_s, call_s=0.0 if warm else 1.0)
+    )
+
+
 @pytest.mark.parametrize(
     ("ratios", "clear"),
     [
@@ -56,7 +63,7 @@ def napping(monkeypatch):
 def test_what_is_not_clear_is_timed_longer(napping, naps, least, most):
     """A clear result needs one set of rounds; a difference within noise gets more."""
     runners = [steps.Runner(RaceCandidate(""), steps.RaceRow(""), call, ()) for call in (napping(*naps), napping(4e-3))]
-    samples = steps.interleaved(*runners, torch.device("cpu"), 5.0, pytest.fail, warm=True)
+    samples = steps.interleaved(raced(), *runners, pytest.fail)
     assert least <= len(samples["champion"]) == len(samples["challenger"]) <= most
 
 
@@ -65,7 +72,7 @@ def test_what_fails_late_ends_it(napping):
     naps, left, found = napping(1e-3, 2e-3, 4e-3), iter(range(20)), {}
     calls = (lambda: (next(left), naps())), napping(2e-3)
     runners = [steps.Runner(RaceCandidate(""), steps.RaceRow(""), call, ()) for call in calls]
-    samples = steps.interleaved(*runners, torch.device("cpu"), 5.0, found.__setitem__, warm=True)
+    samples = steps.interleaved(raced(), *runners, found.__setitem__)
     assert isinstance(found.pop("challenger"), StopIteration)
     assert (found, len(samples["champion"]) <= 18) == ({}, True)
 
@@ -172,7 +179,7 @@ def timed(monkeypatch):
 
         monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now[0]))
         monkeypatch.setattr(trial, "interleave", interleave)
-        samples = steps.interleaved(runner(), runner(), torch.device("cpu"), left_s, pytest.fail, warm=warm)
+        samples = steps.interleaved(raced(left_s, warm=warm), runner(), runner(), pytest.fail)
         assert len(samples["champion"]) == len(ratios) * len(bouts)
         return bouts
 

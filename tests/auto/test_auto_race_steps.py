@@ -263,18 +263,13 @@ def test_figures_of_a_comparison():
     assert (champion.row.seconds, challenger.row.seconds) == (4.0, 1.0)  # the first time stands
 
 
-@pytest.mark.parametrize(("eager_s", "warm"), [(0.1, True), (0.11, False)])
-def test_slow_calls_are_not_warmed_up(raced, monkeypatch, eager_s, warm):
+@pytest.mark.parametrize(("eager_s", "warmup"), [(0.1, 3), (0.11, 0)])
+def test_slow_calls_are_not_warmed_up(raced, monkeypatch, eager_s, warmup):
     """From a tenth of a second on, the time that is left is for timing."""
     given = []
-
-    def interleaved(*args, **kwargs):
-        given.append((args[3], kwargs["warm"]))
-        return {"champion": [1.0], "challenger": [1.0]}
-
-    monkeypatch.setattr(steps, "interleaved", interleaved)
-    steps.time_in_turn(raced(spent=40.0, call_s=eager_s), runner(), runner())
-    assert given == [(60.0, warm)]
+    monkeypatch.setattr(trial, "interleave", lambda calls, **how: given.append(how["warmup"]) or {})
+    steps.interleaved(raced(spent=40.0, call_s=eager_s), runner(), runner(), pytest.fail)
+    assert given == [warmup]
 
 
 def test_an_error_in_eager_is_the_races(raced):
@@ -291,7 +286,7 @@ def test_an_error_in_eager_is_the_races(raced):
 def test_who_fails_loses(raced, monkeypatch, fails, wins):
     """Whoever raises while both are timed has the reason in its row, and the other one stays."""
 
-    def interleaved(challenger, champion, device, left_s, failed, *, warm):
+    def interleaved(race, challenger, champion, failed):
         failed(fails, RuntimeError("planted"))
         return {}
 
@@ -325,7 +320,7 @@ def test_without_time_nothing_replaces_the_best(raced):
 )
 def test_code_that_exists_is_timed_after_the_budget(raced, monkeypatch, budget_s, call_s, late, wins):
     """CUDA graphs of code that took the whole budget are timed, if that takes a second, or a tenth of the budget."""
-    monkeypatch.setattr(steps, "interleaved", lambda *_, **__: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
+    monkeypatch.setattr(steps, "interleaved", lambda *_: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
     made = raced(spent=500.0, budget_s=budget_s, call_s=call_s)
     champion, challenger = runner("default"), runner("cudagraphs")
     assert (race.met(made, champion, challenger, late=late) is challenger) == wins

@@ -277,7 +277,7 @@ def test_places_as_a_candidate(places, name, rewrites):
 
 def test_a_precision_as_a_candidate():
     """It compiles as quickly as default out of a cache; the bound travels with its options."""
-    (found,) = precision_candidates(["bf16"], 0.01)
+    (found,) = precision_candidates(RaceSettings(precision=("bf16",), max_error=0.01))
     options = {"precision": "bf16", "max_error": 0.01}
     assert found == RaceCandidate(
         "bf16", options, found.can_gain, without=("freezing",), costs=Costs(0.65), complexity=2
