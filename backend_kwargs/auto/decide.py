@@ -30,7 +30,6 @@ from backend_kwargs.graphs.writes import (
     why_not_repeatable,
 )
 from backend_kwargs.rewrites.table import are_outdated
-from backend_kwargs.stores.layered import Layered
 from backend_kwargs.torch_internals.dynamo import RESTARTS, compile_id
 from backend_kwargs.torch_internals.functorch import saves_strictly, shared_in_cache
 from backend_kwargs.torch_internals.replacing import undone
@@ -274,7 +273,7 @@ def raced(question: Question) -> Answer:
     began, budget_s, counted_s = time.perf_counter(), question.budget_s, None
     try:
         with progress(question.request.settings.on_progress) as tick:
-            result = race(_informed(question), tick)
+            result = race(question.raced_request, tick)
         counted_s = result.counted_s
     except RESTARTS:
         raise
@@ -338,23 +337,6 @@ def _alternating(question: Question, decision: Decision, ways: "Ways") -> Compil
 
     ways.decided = decided
     return Compiled(alternation.join(ways), replace(ways.facts, later=later))
-
-
-def _informed(question: Question) -> Request:
-    """Return the request of a race with what was decided for this graph on a device of this type.
-
-    That is by other machines and under other releases of torch; and for places, which `race="always"` times again.
-    """
-    from backend_kwargs.auto import verdicts
-
-    near = [each for each in question.store.near(question.key) if each.winner not in (EAGER, DEFAULT)]
-    request, layered = question.request, Layered(verdicts.KIND, question.store.layered.layers)
-    known = verdicts.Verdicts(layered, question.here, request.fixed, request.settings.race == "always")
-    return replace(
-        question.raced_request,
-        offered=tuple(each for each in near if question.trusts(each.winner, each)),
-        verdicts=known,
-    )
 
 
 def unraced(question: Question) -> Answer:

@@ -20,6 +20,7 @@ from backend_kwargs.auto.process_memory import CallOfGraphs, memory
 from backend_kwargs.auto.ranks import may_differ, ranks
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import KIND, DecisionStore, name_on
+from backend_kwargs.auto.verdicts import KIND as VERDICT
 from backend_kwargs.auto.verdicts import Verdicts
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.others import is_other, other_of, versions_of
@@ -94,14 +95,21 @@ class Question:
 
     @property
     def raced_request(self) -> Request:
-        """The request with real inputs and what its call has left of the budget.
+        """The request with real inputs, what its call has left of the budget, and what was decided on such a device.
 
+        That is by other machines and under other releases of torch; and for places, which `race="always"` times again.
         What was raced may be the result if the inputs were dynamo's, for this rank alone, and not to be saved.
         """
-        settings = replace(self.request.settings, budget_s=self.share_s)
+        settings, fixed = replace(self.request.settings, budget_s=self.share_s), self.request.fixed
         keeps = self.bucket is None and ranks() == 1 and not saves_strictly()
         several = bool(self._spent_s) or self._is_broken_off if may_differ() and not self.request.graph.pins else None
-        return replace(self.real_request, settings=settings, keeps=keeps, of_several=several)
+        near = [each for each in self.store.near(self.key) if each.winner not in (EAGER, DEFAULT)]
+        offered = tuple(each for each in near if self.trusts(each.winner, each))
+        layered = Layered(VERDICT, self.store.layered.layers)
+        known = Verdicts(layered, self.here, fixed, again=settings.race == "always")
+        return replace(
+            self.real_request, settings=settings, keeps=keeps, of_several=several, offered=offered, verdicts=known
+        )
 
     @property
     def budget_s(self) -> float:

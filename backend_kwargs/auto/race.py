@@ -107,8 +107,7 @@ def verdict_of(request: Request, sandbox: Sandbox, standing: Standing) -> Verdic
         with without_context():
             if found := of_libraries(alone(standing.bare), standing.place):
                 return found
-            running = alone(standing.fused)
-            return place_alone(running, standing.place)
+            return place_alone(alone(standing.fused), standing.place)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a race of it meets, others are raced

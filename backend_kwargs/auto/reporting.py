@@ -21,6 +21,13 @@ logger = logging.getLogger("backend_kwargs.auto")
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = "backend_kwargs_race"
 MOST_PLACES = 12  # of a table; a decision has all
+WORDS = {
+    Doubt.FAILED: "default could not run here",
+    Doubt.UNCHECKED: "the numbers of {unchecked} were not checked",
+    Doubt.UNCHECKABLE: "the numbers of default cannot be checked here",
+    Doubt.UNTIMED: "{winner} was not timed",
+    Doubt.NOISY: "the timings that chose it are noise",
+}
 MORE = 1.25  # times what was spent and predicted: the budget that is named
 
 
@@ -83,19 +90,10 @@ def what_is_open(decision: Decision) -> str:
 
 def _open(decision: Decision, doubt: Doubt) -> str:
     """Return what one doubt means for this decision."""
+    if doubt in WORDS:
+        unchecked = next((row.name for row in decision.rows if row.status == UNCHECKED), "")
+        return WORDS[doubt].format(winner=decision.winner, unchecked=unchecked)
     rows = [row for row in decision.rows if row.name != EAGER]
-    match doubt:
-        case Doubt.FAILED:
-            return "default could not run here"
-        case Doubt.UNCHECKED:
-            unchecked = next(row.name for row in decision.rows if row.status == UNCHECKED)
-            return f"the numbers of {unchecked} were not checked"
-        case Doubt.UNCHECKABLE:
-            return "the numbers of default cannot be checked here"
-        case Doubt.UNTIMED:
-            return f"{decision.winner} was not timed"
-        case Doubt.NOISY:
-            return "the timings that chose it are noise"
     left = sum(row.left for row in rows)
     if not left:
         return f"its budget of {decision.cut_s:g} s ended it"
