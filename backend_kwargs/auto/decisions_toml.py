@@ -135,13 +135,12 @@ def _why_not(decision: Decision, known: Container[str], options_of: OptionsOf) -
     """Return what is wrong with a decision that no candidate allows."""
     if former := [name for name in (decision.winner, decision.compiler) if is_former(name)]:
         return f"names {former[0]!r}, which was removed."
-    if is_other(decision.winner) or decision.compiler:
-        by = f" by {decision.compiler!r}" if decision.compiler else ""
-        return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."
-    if step_of(decision.winner) not in known:
+    by_inductor = not (is_other(decision.winner) or decision.compiler)
+    if by_inductor and step_of(decision.winner) not in known:
         try:
             options_of(decision.winner)
         except BackendKwargsError as error:
             package = f"An installed package can provide it, by the entry-point group {ENTRY_POINT_GROUP!r}"
             return f"is for candidate {decision.winner!r}. {error} {package}."
-    return f"sets {shown(dict(decision.options))}, which candidate {decision.winner!r} does not set."
+    by = f" by {decision.compiler!r}" if decision.compiler else ""
+    return f"sets {shown(dict(decision.options))}{by}, which candidate {decision.winner!r} does not set."

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -195,19 +194,11 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
     """Yield a line for what each store has for this machine's devices, and how those decisions' machines differ."""
     import torch
 
-    several = settings.stores
     machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
-    stores = [*map(_reached, several)]
-    for store, here in product(stores, machines):  # all at once, and waited for once
-        if isinstance(store, Reached):
-            store.begin(folder_of(here), 0)
-    began = time.monotonic()
-    for given, store in zip(several, stores, strict=True):
-        if not isinstance(store, Reached):
-            yield f"{store} It is left out."
-            continue
+    for given in settings.stores:
         try:
-            lines = [*_of_store(store, given, settings, machines, began)]
+            store = reached(given)
+            lines = [*_of_store(store, given, settings, machines)]
         except AwayError as error:
             why = printable(str(error))
             yield f"Store {store.label!r} cannot be read: {why}{'' if why.endswith(('.', '?')) else '.'}"
@@ -220,16 +211,8 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
             yield from lines
 
 
-def _reached(given: Store) -> Reached | BackendKwargsError:
-    try:
-        return reached(given)
-    except BackendKwargsError as error:
-        return error
-
-
-def _of_store(
-    store: Reached, given: Store, settings: RaceSettings, machines: Iterable[Machine], began: float
-) -> Iterator[str]:
+def _of_store(store: Reached, given: Store, settings: RaceSettings, machines: Iterable[Machine]) -> Iterator[str]:
+    began = time.monotonic()  # all is waited for once
     if given.trusted_keys and store.is_local and store.answer(store.ask(is_own), store.longest_s(given), began):
         given = replace(given, trusted_keys=())
     for here in machines:
