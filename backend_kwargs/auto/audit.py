@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import RaceCandidate
@@ -24,6 +24,7 @@ from backend_kwargs.torch_internals.tensors import modes_restored
 COMPILE_S = 300.0  # for the candidates of one audit
 AGAIN = "\0again"  # the decision under another name: what differs between both is noise
 Tell = Callable[[str], None]
+Wanted: TypeAlias = tuple[str, RaceCandidate]  # its own name, and the candidate, which is called by its label
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,6 @@ class Contender:
     label: str
     row: RaceRow
     code_of: str
-
-
-class Wanted(NamedTuple):
-    """A candidate to measure, which is called by its label, and its own name."""
-
-    name: str
-    candidate: RaceCandidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,7 @@ def _fresh(request: Request, effort: Effort, tell: Tell) -> Iterator[RaceRow]:
 
 def _wanted(
     decision: Decision, fresh: Sequence[RaceRow], trusts: Callable[[str, Decision | RaceRow], bool]
-) -> tuple[dict[str, "Wanted"], tuple[str, ...]]:
+) -> tuple[dict[str, Wanted], tuple[str, ...]]:
     """Return the candidates to measure by label, the decision first, and the labels of the fresh winners."""
     wanted: dict[str, Wanted] = {}
     labels: dict[tuple[str, ...], str] = {}
@@ -108,9 +102,9 @@ def _wanted(
         alone = name in (DEFAULT, EAGER)
         key = (name if alone else json.dumps(dict(options), sort_keys=True, default=repr), compiler)
         if key not in labels:
-            count = sum(each.name == name for each in wanted.values())
+            count = sum(own == name for own, _ in wanted.values())
             label = labels[key] = f"{name} ({count + 1})" if count else name
-            wanted[label] = Wanted(name, RaceCandidate(label, dict(options), over=False, compiler=compiler))
+            wanted[label] = name, RaceCandidate(label, dict(options), over=False, compiler=compiler)
         return labels[key]
 
     add(decision.winner, decision.options, decision.compiler)
@@ -137,13 +131,18 @@ def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tel
     if decided.code_of in runners:
         calls[AGAIN] = runners[decided.code_of].call
     tell("timing")
+
+    def failed(label: str, error: Exception) -> None:
+        if label in found:
+            found[label].row.status, found[label].row.reason = trial.status_of(error)
+
     with modes_restored():
         samples = trial.interleave(
             calls,
             rounds=effort.rounds,
             device=running.device,
             budget_s=effort.timing_s,
-            failed=lambda label, error: _note(found.get(label), error),
+            failed=failed,
         )
     again = samples.pop(AGAIN, [])
     return Measured(tuple(found[label] for label in wanted), samples, again)
@@ -163,8 +162,3 @@ def _checked(running: RaceState, wanted: Wanted, eager: Runner, runners: dict[st
         return Contender(name, label, runner.row, label)
     row = running.rows[-1]
     return Contender(name, label, row, row.reason.removeprefix("as ") if row.status == "same code" else label)
-
-
-def _note(contender: Contender | None, error: Exception) -> None:
-    if contender:
-        contender.row.status, contender.row.reason = trial.status_of(error)

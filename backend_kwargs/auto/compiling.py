@@ -143,11 +143,8 @@ class Compiles:
     def kept(self, candidate: Candidate) -> Compiled | None:
         """Return the candidate as the result of the compile, after the race; None if it must be compiled again."""
         lowered, version = candidate.lowered, candidate.version
-        context = candidate.context if lowered is None else lowered.context
-        if context is None or context.changed or self._dynamic:
+        if not self._adopt(candidate):
             return None
-        context.adopt()
-        record_artifacts(candidate.artifacts)
         if lowered is None or version is None:
             return candidate.compiled
         version.record_again()
@@ -157,10 +154,8 @@ class Compiles:
     def ways(self, candidate: Candidate, rows: Mapping[str, RaceRow], *, is_clear: bool) -> Ways | None:
         """Return the candidate's code as it was raced, after the race; None if it must be compiled again."""
         lowered, whole = candidate.lowered, candidate.whole
-        if lowered is None or whole is None or lowered.context.changed or self._dynamic:
+        if lowered is None or whole is None or not self._adopt(candidate):
             return None
-        lowered.context.adopt()
-        record_artifacts(candidate.artifacts)
         whole.record_again()
         number = compile_id()
         named = {rows[way].name: self._version(lowered, whole, rows[way].options) for way in (WITHOUT, WITH)}
@@ -227,10 +222,16 @@ class Compiles:
         graph = replace(self.request.graph, gm=self.task.copy())
         return replace(graph, compile_fx=compile_fx) if compile_fx else graph
 
-    @property
-    def _dynamic(self) -> bool:
-        """Whether sizes are symbols, which any candidate may have guarded."""
-        return any(isinstance(value, torch.SymInt) for value in self.request.example_inputs)
+    def _adopt(self, candidate: Candidate) -> bool:
+        """Make a candidate's context that of dynamo's trace; return False where it cannot outlast the race."""
+        context = candidate.lowered.context if candidate.lowered else candidate.context
+        # Sizes that are symbols any candidate may have guarded.
+        dynamic = any(isinstance(value, torch.SymInt) for value in self.request.example_inputs)
+        if context is None or context.changed or dynamic:
+            return False
+        context.adopt()
+        record_artifacts(candidate.artifacts)
+        return True
 
     def may_share(self, options: Options) -> bool:
         """Return whether the lowered graphs may be kept: nothing else stands in place of Inductor's `compile_fx`."""

@@ -13,8 +13,8 @@ def everything(name, of):
 def labels(decision, fresh=(), trusts=everything):
     """Return the options and compiler of each candidate by its label, and the labels of the fresh winners."""
     wanted, chosen = _wanted(decision, fresh, trusts)
-    assert all(label == each.candidate.name for label, each in wanted.items())
-    return {label: (dict(each.candidate.options), each.candidate.compiler) for label, each in wanted.items()}, chosen
+    assert all(label == each.name for label, (_, each) in wanted.items())
+    return {label: (dict(each.options), each.compiler) for label, (_, each) in wanted.items()}, chosen
 
 
 def decided(*rows, winner="a", options=None, compiler=""):
