@@ -51,7 +51,7 @@ def _convolution(node: Node, args: Arguments) -> Node | None:
     x, _, result = values
     parts = _parts(_joined(args["input"]))
     small, others = ([each for each in parts if bool(each.interpolation) is has] for has in (True, False))
-    layout = memory_format_of(result)
+    layout = _layout(result)
     pixels = hint(result[:, 0].numel())
     if layout is None or not any(each.pixels < pixels for each in small):
         return None
@@ -82,7 +82,7 @@ def is_of_pixels(args: Arguments, x: Tensor, w: Tensor, result: Tensor) -> bool:
     return plain and not padded and {x.dtype, w.dtype, result.dtype}.issubset(DTYPES)
 
 
-def memory_format_of(result: Tensor) -> torch.memory_format | None:
+def _layout(result: Tensor) -> torch.memory_format | None:
     """Return the layout of a result, or None if it is neither contiguous nor channels last."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim(), torch.contiguous_format)
     return next((each for each in (torch.contiguous_format, last) if result.is_contiguous(memory_format=each)), None)

@@ -14,9 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from backend_kwargs.rewrites.interpolation import is_of_pixels, memory_format_of
+from backend_kwargs.rewrites.interpolation import is_of_pixels
 from backend_kwargs.rewrites.matching import ADD, MUL, Arguments, arguments_of, known_true, same_sizes, used_once
-from backend_kwargs.rewrites.patches import CONVOLUTIONS
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 
@@ -24,7 +23,7 @@ REWRITE = Rewrite(
     "Products after a scale for each sample, by scaled weights",
     traced=f"{__name__}:scale_weights",
     needs=("gpu",),
-    applies="bfloat16; linear layers, convolutions of single pixels; two pixels or more for each channel of the result",
+    applies="bfloat16; linear layers, single pixels in channels last; two or more for each channel of the result",
     fitting=lambda stats: stats.gpu and stats.gemms + stats.convolutions > 0,
     order=34,
 )
@@ -51,10 +50,14 @@ class _Affine:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads `inner` calls that compute a tensor with channels in the dimension `channel`, and notes what is `small`."""
+    """Reads `inner` calls that compute a tensor with channels in the dimension `channel`, and notes what is `small`.
+
+    Unless `in_no_grad`, as the result is computed, each call must be recorded for gradients.
+    """
 
     whole: Tensor
     channel: int
+    in_no_grad: bool
     inner: list[Node] = field(default_factory=list)
     small: dict[Node, int] = field(default_factory=dict)
 
@@ -79,14 +82,17 @@ class _Reader:
         if args is None or args.pop("alpha", 1) != 1 or args.pop("value", 1) != 1 or args.pop("rounding_mode", None):
             return None
         self.inner.append(node)
-        operands = [operand for value in args.values() if (operand := example(value)) is not None]
         read = [each for value in args.values() if (each := self.affine(value))]
-        if len(read) < len(args) or tensor.requires_grad != any(each.requires_grad for each in operands):
+        if len(read) < len(args) or not (self.in_no_grad or tensor.requires_grad == _require_grad(args)):
             return None
         if node.target in ADDCMUL:
             product = _applied(operator.mul, *read[1:])
             return product and _applied(operator.add, read[0], product)
         return _applied(FUNCTIONS[node.target], *read) if node.target in FUNCTIONS else None
+
+
+def _require_grad(args: Arguments) -> bool:
+    return any(each.requires_grad for value in args.values() if (each := example(value)) is not None)
 
 
 def _applied(function: Callable[..., Any], one: _Affine, other: _Affine) -> _Affine | None:
@@ -119,9 +125,9 @@ def _product(node: Node, args: Arguments) -> Node | None:
         return None
     whole, weight, result = values
     is_linear = node.target is F.linear
-    if min(whole.dim() - 1, weight.dim()) < 2 or not (is_linear or is_of_pixels(args, *values)):
+    if weight.dim() < 2 or not (is_linear or is_of_pixels(args, *values)):
         return None
-    reader = _Reader(whole, whole.dim() - 1 if is_linear else 1)
+    reader = _Reader(whole, whole.dim() - 1 if is_linear else 1, _require_grad(args) and not result.requires_grad)
     found = reader.affine(args["input"])
     if found is None or found.large is None or isinstance(found.scale, float):
         return None
@@ -130,7 +136,7 @@ def _product(node: Node, args: Arguments) -> Node | None:
     few = FEW * weight.shape[0] * whole.shape[0] * weight.shape[1] <= whole.numel()
     if not (is_read_again and few) or {large.dtype, result.dtype} != {torch.bfloat16}:
         return None
-    if memory_format_of(large) is None or memory_format_of(result) is None:
+    if not all(each.movedim(reader.channel, -1).is_contiguous() for each in (large, result)):
         return None
     if changes_meanwhile(node, [found.large, *reader.small, args["weight"], args["bias"]]):
         return None
@@ -154,8 +160,7 @@ def _scaled(node: Node, args: Arguments, found: _Affine, reader: _Reader) -> Nod
     if args["bias"] is not None:
         made = graph.call_function(torch.add, (made, args["bias"]))
     made = _method(graph, "reshape", made, tuple(result.movedim(reader.channel, -1).shape))
-    made = _method(graph, "movedim", made, -1, reader.channel)
-    return graph.call_method("to", (made,), {"dtype": result.dtype, "memory_format": memory_format_of(result)})
+    return _method(graph, "to", _method(graph, "movedim", made, -1, reader.channel), result.dtype)
 
 
 def _inserted(graph: Graph, expression: Expression, small: dict[Node, int]) -> Node | float:
@@ -172,4 +177,4 @@ def _method(graph: Graph, name: str, *args: Any) -> Node:
     return graph.call_method(name, args)
 
 
-scale_weights = replacing((F.linear, *CONVOLUTIONS), _product)
+scale_weights = replacing((F.linear, torch.conv2d), _product)

@@ -40,8 +40,8 @@ def excitation(x, w, b, c):
     return torch.conv2d(x * gate_of(x), w[..., None, None], b)
 
 
-def excitation_by_channel(x, w, b, c):
-    x = F.silu(x.permute(0, 3, 1, 2).contiguous())
+def excitation_by_keywords(x, w, b, c):
+    x = F.silu(x.permute(0, 3, 1, 2))
     return F.conv2d(weight=w[..., None, None], input=torch.mul(gate_of(x), other=x), padding="valid").mul_(2)
 
 
@@ -51,18 +51,18 @@ def modulated_tokens(x, w, b, c):
     return F.linear(x * (1 + scale.repeat(1, 1, 2)) - shift.repeat(1, 1, 2), w, b) + x.sum()
 
 
-def volume(x, w, b, c):
-    x = F.relu(x).permute(0, 3, 1, 2)[..., None]
-    return F.conv3d((x - 2).div(1 + x.amax((2, 3, 4), True)) * 0.5, w[..., None, None, None], b)
+def shifted_pixels(x, w, b, c):
+    x = F.relu(x).permute(0, 3, 1, 2)
+    return F.conv2d((x - 2).div(1 + x.amax((2, 3), True)) * 0.5, w[..., None, None], b)
 
 
 FORMS = (
     timms_response_norm,
     transformers_response_norm,
     excitation,
-    excitation_by_channel,
+    excitation_by_keywords,
     modulated_tokens,
-    volume,
+    shifted_pixels,
 )
 
 
@@ -85,10 +85,11 @@ def test_near_float64(form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_in_inductor(form):
-    """What is inserted compiles."""
+    """What is inserted compiles, in inference with parameters whose gradients are recorded elsewhere."""
+    args = [each.clone().requires_grad_() for each in (X, W, B, C)]
     fn, counts = compiled_by(scale_weights, form, inductor=True)
     with torch.no_grad():
-        found, wanted = fn(X, W, B, C), form(X, W, B, C)
+        found, wanted = fn(*args), form(*args)
     assert_close(found, wanted, atol=0.05, rtol=0.05)
     assert counts == [1]
 
@@ -148,6 +149,8 @@ def read_again(x, w, s):
 # What must not match, of a tensor x that is read again, in which convolutions find channels last.
 NEAR_MISSES = {
     "an input that is not read again": lambda x, w, s: F.linear(x * s, w),
+    "an input that no other call reads": lambda x, w, s: F.linear((y := x.sin()) + y * s, w),
+    "a vector of weights": lambda x, w, s: (F.linear(x * s, w[0]), x.sum()),
     "a scaled tensor that is read again": read_again,
     "many columns": lambda x, w, s: (F.linear(x * s, w.repeat(3, 1)), x.sum()),
     "few pixels": lambda x, w, s: (F.linear(x[:, :1] * s, w), x[:, :1].sum()),
@@ -161,7 +164,12 @@ NEAR_MISSES = {
     "integers": lambda x, w, s: (F.linear(x * s.int(), w), x.sum()),
     "a square": lambda x, w, s: (F.linear(x * s * x, w), x.sum()),
     "two large tensors": lambda x, w, s: (F.linear(x * s + (y := x.sin()), w), x.sum(), y.sum()),
-    "a quotient by a large one": lambda x, w, s: (F.linear(s / x, w), x.sum()),
+    "a quotient of large ones": lambda x, w, s: (F.linear(x * s / x, w), x.sum()),
+    "a sample that is scaled in two ways": lambda x, w, s: (F.linear((y := x[:1]) * s, w), y.sum()),
+    "channels first": lambda x, w, s: (
+        torch.conv2d((y := x.movedim(-1, 1).contiguous()) * s.movedim(-1, 1), w[..., None, None]),
+        y.sum(),
+    ),
     "twice what is added": lambda x, w, s: (F.linear(torch.add(x * s, s, alpha=2), w), x.sum()),
     "twice a product": lambda x, w, s: (F.linear(torch.addcmul(s, x, s, value=2), w), x.sum()),
     "a quotient of integers": lambda x, w, s: (F.linear(torch.div(x, s, rounding_mode="floor"), w), x.sum()),
