@@ -154,21 +154,18 @@ class GraphBackend:
             with suppress(CannotLoadError):
                 return self._load(key, kept, backend, graph)
         if kept.decision:
-            return self._compile_as_decided(key, kept.decision, backend, graph)
+            # With auto's decision; if that fails, as the config says, without a race.
+            spare = copy_of_graph(graph.gm)
+            try:
+                compiled = under_decision(backend, kept.decision).compile(graph)
+            except RESTARTS:
+                raise
+            except Exception as error:  # noqa: BLE001 - it may be of another release, or of anybody's making
+                warn_once(f"A saved decision of auto fails, and its graph is compiled again: {error_text(error)}.")
+                return self._compile(key, _without_race(backend), replace(graph, gm=spare))
+            self.compiled.append(key)
+            return compiled.call
         return self._compile(key, _without_race(backend), graph)
-
-    def _compile_as_decided(self, key: str, decision: DecisionData, backend: Backend, graph: CapturedGraph) -> Call:
-        """Compile with auto's decision; if that fails, as the config says, without a race."""
-        spare = copy_of_graph(graph.gm)
-        try:
-            compiled = under_decision(backend, decision).compile(graph)
-        except RESTARTS:
-            raise
-        except Exception as error:  # noqa: BLE001 - it may be of another release, or of anybody's making
-            warn_once(f"A saved decision of auto fails, and its graph is compiled again: {error_text(error)}.")
-            return self._compile(key, _without_race(backend), replace(graph, gm=spare))
-        self.compiled.append(key)
-        return compiled.call
 
     def _compile(self, key: str, backend: Backend, graph: CapturedGraph) -> Call:
         calls: list[Call] = []

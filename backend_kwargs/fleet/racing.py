@@ -19,8 +19,8 @@ from torch.fx import GraphModule
 from backend_kwargs import trial
 from backend_kwargs.auto import store, verdicts
 from backend_kwargs.auto.audit import Effort, Tell, measured
+from backend_kwargs.auto.machine import Machine, distance, machine, releases
 from backend_kwargs.auto.machine import device_of as device_name
-from backend_kwargs.auto.machine import distance, machine, releases
 from backend_kwargs.auto.process_memory import memory, nothing_decided
 from backend_kwargs.auto.question import Question
 from backend_kwargs.auto.reporting import what_is_open
@@ -309,9 +309,7 @@ class Auditor:
         request = target.backend.request(CapturedGraph(gm, example_inputs))
         asked = Question(request)
         key = target.keys(gm, example_inputs) if target.keys else asked.key
-        # Of a machine like this one, else of the nearest.
-        several = self.decisions.get(key, ())
-        decision = min(several, key=lambda each: (distance(each.machine, asked.here), -each.made), default=None)
+        decision = self._decision(key, asked.here)
         if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):
             return gm.forward
         judges_time, places = request.settings.objective == "latency", tuple(said_of_places(decision, self.verdicts))
@@ -326,6 +324,11 @@ class Auditor:
             why = str(error) if isinstance(error, BackendKwargsError) else error_text(error)
             self.found.append(replace(audited, why=why))
         return gm.forward
+
+    def _decision(self, key: str, here: Machine) -> Decision | None:
+        """Return the decision for a graph: of a machine like this one, else the nearest one's."""
+        several = self.decisions.get(key, ())
+        return min(several, key=lambda each: (distance(each.machine, here), -each.made), default=None)
 
     def _note_missing(self, target: Target, why: str) -> None:
         """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""

@@ -223,7 +223,10 @@ class _Reader:
         parts = list(ast.walk(statement))
         env = [name for part in parts for name in (*self._helper_env(part), *_env(part), *_named(part, "default"))]
         force = [name for part in parts for name in _named(part, "force")]
-        above = self._above(statement.lineno)
+        lines: list[str] = []
+        while (found := self.comments.get(statement.lineno - len(lines) - 1)) and found[1]:
+            lines.append(found[0])
+        above = [text for text in reversed(lines) if not _NOISE.match(text)]
         beside = (self.comments.get(line) for line in (statement.lineno, statement.end_lineno or 0))
         lines = above or [found[0] for found in beside if found and not _NOISE.match(found[0])][:1]
         return Note("\n".join(lines).strip(), tuple(dict.fromkeys(env)), tuple(dict.fromkeys(force)))
@@ -235,12 +238,6 @@ class _Reader:
         # The variable may be an argument of a helper that reads the environment.
         handed = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         return [*filter(_ENV_NAME.fullmatch, handed), *read] if read else []
-
-    def _above(self, line: int) -> list[str]:
-        lines: list[str] = []
-        while (found := self.comments.get(line - len(lines) - 1)) and found[1]:
-            lines.append(found[0])
-        return [text for text in reversed(lines) if not _NOISE.match(text)]
 
 
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]+")

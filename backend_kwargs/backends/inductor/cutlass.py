@@ -120,10 +120,7 @@ def _lay_out(target: Path, parts: Mapping[str, Path]) -> None:
     try:
         (beside / "new" / "python").mkdir(parents=True)
         for name, path in parts.items():
-            try:
-                (beside / "new" / name).symlink_to(path, target_is_directory=True)
-            except OSError:  # a file system without links
-                shutil.copytree(path, beside / "new" / name)
+            _link_or_copy(path, beside / "new" / name)
         if target.exists() and not _complete(target, parts):
             target.replace(beside / "damaged")
         try:
@@ -133,3 +130,10 @@ def _lay_out(target: Path, parts: Mapping[str, Path]) -> None:
                 raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        target.symlink_to(source, target_is_directory=True)
+    except OSError:  # a file system without links
+        shutil.copytree(source, target)
