@@ -29,17 +29,17 @@ def samples_of(data: object) -> list[Sample]:
     """Convert a list of samples: each a tensor, a tuple of arguments, a dict of keywords, or a pair of the two."""
     if not isinstance(data, list) or not data:
         raise wrong_value("build's `data`", "a list of at least one sample", data)
-    return [_sample(each) for each in data]
+    return [sample_of(each) for each in data]
 
 
-def _sample(value: object) -> Sample:
-    """Return the arguments that one of the four forms stands for."""
+def sample_of(value: object) -> Sample:
+    """Return the arguments of a call that one of the four forms stands for: everyone's example inputs."""
     if isinstance(value, torch.Tensor):
         return Sample((value,), {})
     if isinstance(value, Mapping):
         return Sample((), dict(value))
     if not isinstance(value, tuple | list):
-        raise wrong_value("A sample", "a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs)", value)
+        raise wrong_value("Inputs", "a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs)", value)
     if len(value) == 2 and isinstance(value[0], tuple | list) and isinstance(value[1], Mapping):
         return Sample(tuple(value[0]), dict(value[1]))
     return Sample(tuple(value), {})

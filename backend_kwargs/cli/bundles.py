@@ -127,10 +127,10 @@ def run(
         raise BackendKwargsError(f"Pass FACTORY, the function that makes the model: MODULE_OR_FILE:NAME.{built_with}")
     model, example_inputs = made_by(factory)
     from backend_kwargs.bundles.running import import_compiler
-    from backend_kwargs.bundles.samples import samples_of
+    from backend_kwargs.bundles.samples import sample_of
     from backend_kwargs.trial import RestoringCall, interleave, median_interval, synchronize
 
-    args, kwargs = samples_of([example_inputs])[0]
+    args, kwargs = sample_of(example_inputs)
     importing = time.perf_counter()
     import_compiler()
     began = time.perf_counter()

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from backend_kwargs.bundles.samples import sample_of
 from backend_kwargs.compare.document import ShownComparison
 from backend_kwargs.compare.rows import Candidate, CandidateTrial, Comparison, Mode, Progress, Row, fastest, to_json
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
-from backend_kwargs.harness.study import Inputs, Study, arguments_of, device_of, move
+from backend_kwargs.harness.study import Inputs, Study, device_of, move
 from backend_kwargs.harness.trial import learn, room_to_compile, start_inductor
 from backend_kwargs.trial import (
     Interval,
@@ -59,7 +60,7 @@ def compare(
 ) -> Comparison:
     """Compile `model` under each candidate, check its results before and after timing, and time all interleaved.
 
-    `example_inputs` is a tensor, a sequence of positional arguments or a mapping of keyword arguments. With
+    `example_inputs` is a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs). With
     mode="training" a call is forward and backward, with random cotangents, and gradients and changed buffers are
     checked too. The model is copied and not changed. Calls are timed as in a plain loop: the compiled function as
     `torch.compile` returns it, each result kept until the next call returns, no steps marked; the model itself is
@@ -80,7 +81,7 @@ def compare(
     ends = time.perf_counter() + (math.inf if limit_s is None else limit_s)
     _check_arguments(candidates, mode, rounds, baseline, tolerance, max_error)
     say = progress or (lambda label, stage, fraction: None)
-    usable, inputs = None if device is None else _usable(device), arguments_of(example_inputs)
+    usable, inputs = None if device is None else _usable(device), sample_of(example_inputs)
     place = usable or device_of(model, inputs)
     others = {"others": busy} if (busy := others_on(place)) else {}  # before this process does anything
     with generators.kept(place), torch.set_grad_enabled(mode == "training"), room_to_compile():

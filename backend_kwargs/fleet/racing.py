@@ -31,13 +31,13 @@ from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.bundles.config import CompileConfig
 from backend_kwargs.bundles.disk.contents import inspected
 from backend_kwargs.bundles.graphs import key_of
-from backend_kwargs.bundles.samples import sizes_differ
+from backend_kwargs.bundles.samples import sample_of, sizes_differ
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts import Call, Decision
 from backend_kwargs.fleet.board import UNITS, Result, Unit, UnitDocument, backend_of, is_named, is_slower, read
 from backend_kwargs.fleet.findings import Audited
 from backend_kwargs.harness.models import model_of
-from backend_kwargs.harness.study import arguments_of, device_of, move
+from backend_kwargs.harness.study import device_of, move
 from backend_kwargs.interval import Interval
 from backend_kwargs.options import check, untrusted
 from backend_kwargs.stores import Documents
@@ -105,7 +105,7 @@ def tuned(label: str, model: Callable[..., object], inputs: object, backend: Bac
         return compiled.call
 
     compiled = torch.compile(model, backend=noting, dynamic=False)
-    positional, keywords = arguments_of(inputs)
+    positional, keywords = sample_of(inputs)
     if isinstance(model, torch.nn.Module):
         model.eval()
     with torch.no_grad():
@@ -296,7 +296,7 @@ class Auditor:
 
         compiled: Any = torch.compile(model, backend=graphs, dynamic=target.dynamic)
         for inputs in several:
-            positional, keywords = arguments_of(inputs)
+            positional, keywords = sample_of(inputs)
             try:
                 compiled(*positional, **keywords)
             except BackendKwargsError:

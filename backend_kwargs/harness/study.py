@@ -4,7 +4,7 @@ Also what eager only reads, and which of it a candidate has changed.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from backend_kwargs import trial
-from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.graphs.replay import detached_copy
 from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals.tensors import Dropout
@@ -289,17 +289,6 @@ class Study:
             return Accuracy("fail_accuracy", f"{odd}: it is written, and eager only reads it")
         how: Options = {"dtype": self.dtype, "training": self.mode != "fwd", "tol": self.tolerance}
         return expected.check(seen, self.max_error, **how)
-
-
-def arguments_of(example_inputs: object) -> Inputs:
-    """Return the arguments and keywords that `example_inputs` stand for; raise if they are of another kind."""
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, Sequence) and not isinstance(example_inputs, str):
-        return tuple(example_inputs), {}
-    raise wrong_value("example_inputs", "a tensor, a sequence of arguments or a mapping of keywords", example_inputs)
 
 
 def device_of(model: Model, inputs: Inputs) -> torch.device:

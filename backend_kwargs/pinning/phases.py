@@ -16,7 +16,7 @@ from backend_kwargs.auto.lock import read_lock, write_lock
 from backend_kwargs.auto.pinned import note_configurations
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.bundles.samples import Sample, samples_of
+from backend_kwargs.bundles.samples import Sample, sample_of
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import Call, Pins
 from backend_kwargs.harness.trial import isolated
@@ -77,7 +77,7 @@ class _Example:
     def of(cls, model: Callable[..., Any], example_inputs: object) -> "_Example":
         """Return an example; a function is called once in eager, since what it holds is not copied with it."""
         # A result of other operations cannot be copied; one that is given twice stays one.
-        args, kwargs = samples_of([example_inputs])[0]
+        args, kwargs = sample_of(example_inputs)
         sample = Sample(*map_tensors(cache(_leaf), (args, kwargs)))
         if isinstance(model, torch.nn.Module):
             return cls(model, sample, Changes())

@@ -11,7 +11,7 @@ import torch
 
 from backend_kwargs.bundles.module import CompiledModule
 from backend_kwargs.bundles.running import in_eager, without_gradients
-from backend_kwargs.bundles.samples import Sample, samples_of, zeros_of
+from backend_kwargs.bundles.samples import Sample, sample_of, zeros_of
 from backend_kwargs.errors import BackendKwargsError, error_text, wrong_value
 from backend_kwargs.facts import Call
 from backend_kwargs.graphs.memory import SHARED, Memory, overlapping
@@ -143,7 +143,7 @@ def _bundle(compiled: CompiledModule) -> Target:
 def example_of(compiled: object, example_inputs: object) -> Sample:
     """Return the arguments of the example call: the given ones, or the first sample of a CompiledModule as zeros."""
     if example_inputs is not None:
-        return samples_of([example_inputs])[0]
+        return sample_of(example_inputs)
     if not isinstance(compiled, CompiledModule):
         raise BackendKwargsError(
             "seal must have the arguments of one call: seal(compiled, example_inputs, ...), a tensor, a tuple of "

@@ -262,7 +262,7 @@ def test_numbers_may_be_left_unchecked(module, x):
             scaled(),
             [3],
             None,
-            "A sample must be a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs), got 3 (int).",
+            "Inputs must be a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs), got 3 (int).",
             id="sample",
         ),
         pytest.param(scaled(), [torch.zeros(4, 8)], "cuda0", "`device` must be a device such as ", id="device"),

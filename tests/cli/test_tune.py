@@ -250,7 +250,8 @@ def missing(): return torch.nn.Linear(2, 2), ()
     [
         pytest.param(
             "none",
-            "example_inputs must be a tensor, a sequence of arguments or a mapping of keywords, got None (NoneType).",
+            "Inputs must be a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs), got None "
+            "(NoneType).",
             id="no inputs",
         ),
         pytest.param(

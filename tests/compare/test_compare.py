@@ -679,11 +679,12 @@ def test_baseline(labels, wanted, baseline):
         pytest.param(torch.ones(2, 3), id="tensor"),
         pytest.param([torch.ones(2, 3)], id="list"),
         pytest.param({"x": torch.ones(2, 3)}, id="mapping"),
+        pytest.param(([torch.ones(2, 3)], {"by": 3}), id="arguments and keywords"),
     ],
 )
 def test_example_inputs(inputs):
-    """Inputs are a tensor, positional arguments or keywords, and the model may be a function."""
-    (row,) = rows_of(lambda x: {"y": x * 2}, [Candidate("c", "inductor")], inputs)
+    """Inputs are a tensor, positional arguments, keywords or both, and the model may be a function."""
+    (row,) = rows_of(lambda x, by=2: {"y": x * by}, [Candidate("c", "inductor")], inputs)
     assert row.status == "pass"
 
 
@@ -756,7 +757,7 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
         ),
         pytest.param(
             {"example_inputs": 3},
-            "example_inputs must be a tensor, a sequence of arguments or a mapping of keywords, got 3 (int).",
+            "Inputs must be a tensor, a tuple of arguments, a dict of keywords, or (args, kwargs), got 3 (int).",
             id="inputs",
         ),
         pytest.param(
