@@ -166,11 +166,11 @@ def test_a_place_that_wins_is_compiled_first(store):
 
 @torch.no_grad()
 def test_what_a_place_shows_is_kept(store, caplog):
-    """Another model with the same place times nothing."""
+    """Another model with the same place, and the same around it, times nothing."""
     caplog.set_level(logging.INFO, logger="backend_kwargs.auto")
     patches, other = (nn.Conv2d(3, 768, 16, stride=16).to("cuda", torch.bfloat16).eval() for _ in range(2))
     images, judged = normal(32, 3, 224, 224), []
-    for model in (patches, nn.Sequential(other, nn.ReLU())):
+    for model in (patches, nn.Sequential(other, nn.Linear(14, 16, device="cuda", dtype=torch.bfloat16))):
         caplog.clear()
         auto(model)(images)
         judged.append([each for each in caplog.messages if each.startswith("patches@")])
@@ -217,8 +217,7 @@ def test_unaligned_rows_are_padded(store):
     model, x = nn.Linear(2047, 4093).to("cuda", torch.bfloat16), normal(8189, 2047)
     assert torch.allclose(auto(model, candidates=["padded"])(x), model(x), atol=2e-2)
     row = rows_of(store)["padded"]
-    by_default = row.status == "skipped" and row.reason == "Inductor has padded all products by itself"
-    assert by_default or (row.status, row.speedup is None) == ("pass", False), row
+    assert row.status == "same code" or (row.status, row.speedup is None) == ("pass", False), row
 
 
 @torch.no_grad()
@@ -268,6 +267,7 @@ with torch.no_grad():
     for _ in range(4):
         compiled(x)
     call_until_chosen(lambda: compiled(x))
+    model(x)  # so that cuBLAS has its workspace, which a call without CUDA graphs leaves
 torch.cuda.synchronize()
 gc.collect()
 torch.cuda.empty_cache()
