@@ -133,7 +133,7 @@ def _product(node: Node, args: Arguments) -> Node | None:
         return None
     large = found.large.meta["example_value"]
     is_read_again = any(user not in (node, *reader.inner) for user in found.large.users)  # so it is written anyway
-    few = FEW * weight.shape[0] * whole.shape[0] * weight.shape[1] <= whole.numel()
+    few = 0 < FEW * weight.shape[0] * whole.shape[0] * weight.shape[1] <= whole.numel()
     if not (is_read_again and few) or {large.dtype, result.dtype} != {torch.bfloat16}:
         return None
     if not all(each.movedim(reader.channel, -1).is_contiguous() for each in (large, result)):

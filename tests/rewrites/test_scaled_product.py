@@ -154,6 +154,8 @@ NEAR_MISSES = {
     "a scaled tensor that is read again": read_again,
     "many columns": lambda x, w, s: (F.linear(x * s, w.repeat(3, 1)), x.sum()),
     "few pixels": lambda x, w, s: (F.linear(x[:, :1] * s, w), x[:, :1].sum()),
+    "an empty batch": lambda x, w, s: (F.linear((y := x[:0]) * s[:0], w), y.sum()),
+    "no channels": lambda x, w, s: (F.linear((y := x[..., :0]) * s[..., :0], w[:, :0]), y.sum()),
     "no samples": lambda x, w, s: (F.linear(x[0, 0] * s[0, 0], w), x.sum()),
     "float16": lambda x, w, s: (F.linear(x.half() * s.half(), w.half()), x.sum()),
     "float32": lambda x, w, s: (F.linear((f := x.float()) * s.float(), w.float()), f.sum()),
