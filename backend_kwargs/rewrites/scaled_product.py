@@ -23,7 +23,7 @@ REWRITE = Rewrite(
     "Products after a scale for each sample, by scaled weights",
     traced=f"{__name__}:scale_weights",
     needs=("gpu",),
-    applies="bfloat16; linear layers, single pixels in channels last; two or more for each channel of the result",
+    applies="bfloat16; linear layers, 1x1 convolutions in channels last; two positions for each result channel",
     fitting=lambda stats: stats.gpu and stats.gemms + stats.convolutions > 0,
     order=34,
 )
