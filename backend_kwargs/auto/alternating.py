@@ -21,6 +21,7 @@ from backend_kwargs.auto.candidates import SLACK
 from backend_kwargs.auto.process_memory import LONGEST_S
 from backend_kwargs.auto.ranks import may_differ
 from backend_kwargs.facts import Call, CompileFacts, RaceRow
+from backend_kwargs.torch_internals.functorch import keeps_saved
 from backend_kwargs.trial import ratio_interval, synchronize
 from backend_kwargs.trial.memory import has_room
 
@@ -35,7 +36,8 @@ class Ways:
     """One graph and its call for each way. `keep` frees all but that of one, and returns what serves in its place.
 
     It has tensors on `devices`. `rows` are those of the race; `is_clear` is whether it leaves no doubt. `repeats` is
-    whether a call that failed may be made again. `decided` is told what serves, and why.
+    whether a call that failed may be made again. `passes` has the autograd nodes of its forward passes; it is None
+    in inference. `decided` is told what serves, and why.
     """
 
     calls: Mapping[str, Call]
@@ -44,6 +46,7 @@ class Ways:
     devices: Collection[torch.device] = ()
     is_clear: bool = False
     repeats: bool = True
+    passes: Collection[Any] | None = None
     decided: Callable[[RaceRow, str], object] = lambda row, why: None
     facts: CompileFacts = field(default_factory=CompileFacts)
     entry: Any = None
@@ -53,6 +56,7 @@ class Alternation:
     """The graphs of a function's calls, and the way in which these run.
 
     What the races chose serves where another thread calls, where another way fails, and where the time ends it early.
+    In training a backward pass goes the way of its forward pass: a call lasts until no backward pass is pending.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -85,7 +89,8 @@ class Alternation:
             if again := graph in self._called:
                 self._ends = min(self._ends, self._clock() + LONGEST_S)
             # One that is called again after all others begins a new call of the user's.
-            if (again and len(self._called) == len(self.graphs)) or self._clock() > self._ends:
+            begins = (again and len(self._called) == len(self.graphs)) or self._clock() > self._ends
+            if begins and not self._is_pending():
                 if again and (gone := [each for each in self.graphs if each not in self._called]):
                     self._serve(gone, AS_RACED)  # they are called no more, as where a function is compiled anew
                     self._plan, self._ends = self._in_turn(), math.inf
@@ -120,12 +125,15 @@ class Alternation:
             self.way = way
             return
         self.is_over, self._ends = True, math.inf
-        enough = not stopped and min(map(len, self.samples.values()), default=0) >= LEAST_ROUNDS
-        way, why = fastest(self.samples)[0] if enough else AS_RACED, ""
-        if enough:
+        way, why = self.way if self._is_pending() else AS_RACED, ""
+        if not stopped and min(map(len, self.samples.values()), default=0) >= LEAST_ROUNDS:
+            way = fastest(self.samples)[0]
             why = ", ".join(f"{way} {sorted(each)[len(each) // 2] * 1e3:.3g} ms" for way, each in self.samples.items())
         self._plan.close()  # which holds this
         self._serve(self.graphs, way, why)
+
+    def _is_pending(self) -> bool:
+        return any(keeps_saved(each) for graph in self.graphs for each in [*(graph.passes or ())])
 
     def _serve(self, graphs: Sequence[Ways], way: str, why: str = "") -> None:
         """Let graphs be called one way, and free the others."""
@@ -139,12 +147,10 @@ class Alternation:
     def _in_turn(self) -> Generator[str, None, None]:
         """Yield the way of each call; what is between two of them is timed."""
         self.samples, calls = {}, LEAST_CALLS
-        ways = [WITHOUT, AS_RACED, WITH]
-        if any(all(each.calls[AS_RACED] is each.calls[way] for each in self.graphs) for way in (WITHOUT, WITH)):
-            ways.remove(AS_RACED)
-        agree = AS_RACED not in ways and all(each.is_clear for each in self.graphs)
-        if agree or not all(map(has_room, self._devices)):
+        agree = any(all(each.calls[AS_RACED] is each.calls[way] for each in self.graphs) for way in (WITHOUT, WITH))
+        if (agree and all(each.is_clear for each in self.graphs)) or not all(map(has_room, self._devices)):
             return
+        ways = [WITHOUT, AS_RACED, WITH] if not agree and self.graphs[0].passes is None else [WITHOUT, WITH]
         for way in ways:
             yield from [way] * WARM_UPS
             seconds = yield from self._timed(way, 1)

@@ -175,7 +175,9 @@ class Compiles:
         calls = {way: each.compiled.call for way, each in made.items()}
         facts = made[AS_RACED].compiled.facts
         devices = {each.device for each in tensors_of(self.request.example_inputs)}
-        return Ways(calls, keep, rows, devices, is_clear, not self.task.inputs.written, facts=facts)
+        passes = lowered.forward_passes() if self.task.training else None
+        repeats = passes is None and not self.task.inputs.written  # recomputing a checkpoint ends by an exception
+        return Ways(calls, keep, rows, devices, is_clear, repeats, passes, facts=facts)
 
     # ---- the ways to a candidate
 

@@ -319,7 +319,7 @@ def _alternating(question: Question, decision: Decision, ways: "Ways") -> Compil
     from backend_kwargs.auto.alternating import Alternation
 
     alternations, store, decisions, slot = memory().alternations, question.store, memory().decisions, question.slot
-    owner = question.call[0] if question.call else None
+    owner = question.call and (question.call[0], ways.passes is not None)
     alternation = alternations.get(owner)
     if owner is None or alternation is None or alternation.is_over:
         alternation = alternations[owner] = Alternation()

@@ -75,7 +75,7 @@ class Memory:
     whose graphs share a budget. `store` replaces the user's store, and `stores` are those in use. `loaded` holds
     decisions by name that precede those of the store: they came with another process's cache artifacts. `served` has
     the graphs under `race="never"`, and `told` the keys and tables that were logged. `alternations` are those of the
-    calls of each callable, while they last.
+    calls of each callable, in training or not, while they last.
     """
 
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Memory:
     stores: dict[object, Reached] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
     told: set[tuple[str, str]] = field(default_factory=set)
-    alternations: WeakValueDictionary[Callable[[], object] | None, Any] = field(default_factory=WeakValueDictionary)
+    alternations: WeakValueDictionary[tuple[object, bool] | None, Any] = field(default_factory=WeakValueDictionary)
 
 
 _memories = [Memory()]  # the last one is in use

@@ -429,25 +429,19 @@ def _result(race: RaceState, best: Runner) -> RaceResult:
 def ways_of(race: RaceState, winner: RaceRow) -> Ways | None:
     """Return Inductor's fastest code, with CUDA graphs and without, if this race cannot tell which of them serves.
 
-    That is where its call has other graphs, whether eager won this one or not, and where both are about as fast.
-    Not in training: where one way runs fewer graphs with CUDA graphs than another, torch 2.11 refuses to record a
-    backward graph that it has recorded after other graphs.
+    That is where its call has other graphs, whether eager won this one or not, and where both are about as fast. In
+    training only where eager did not win.
     """
     best = race.leading
-    if (
-        race.stats.training
-        or best is None
-        or best.made is None
-        or not best.made.has_other
-        or winner.name not in (best.row.name, EAGER)
-    ):
+    if best is None or best.made is None or not best.made.has_other:
         return None
     options = best.row.options, toggled(best.row.options)
     pair = [row for row in race.rows if row.status == "pass" and row.options in options]
     ratios = [row.speedup.median for row in pair if row.speedup and row.against in {each.name for each in pair}]
     is_clear = bool(ratios) and not 1 / CLEAR < ratios[0] < CLEAR
     alone = not race.request.of_several and (is_clear or winner is not best.row)
-    if len(pair) < len(options) or alone:
+    served = (best.row.name,) if race.stats.training else (best.row.name, EAGER)
+    if len(pair) < len(options) or alone or winner.name not in served:
         return None
     rows = {WITH if records(row.options) else WITHOUT: row for row in pair}
     return race.compiles.ways(best.made, {**rows, AS_RACED: winner}, is_clear=is_clear)

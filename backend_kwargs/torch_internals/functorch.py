@@ -52,6 +52,14 @@ def callable_of(result: Any, example_inputs: Sequence[object], *, cudagraphs: bo
     return result.wrap_post_compile(list(example_inputs), result.sanitized_aot_config, fx_config)  # type: ignore[no-any-return]
 
 
+def keeps_saved(node: Any) -> bool:
+    """Return whether an autograd node has what its forward pass saved, and a backward pass may free."""
+    try:
+        return node._raw_saved_tensors is not None
+    except RuntimeError:
+        return False
+
+
 def is_autograd_function(kind: type) -> bool:
     """Return whether AOTAutograd made an autograd function, for one graph.
 

@@ -17,6 +17,7 @@ from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import EAGER, RaceRow
 from backend_kwargs.torch_internals.dynamo import AHEAD
+from backend_kwargs.torch_internals.functorch import is_autograd_function
 
 ENOUGH = 2500  # calls, after which each alternation here has ended
 
@@ -28,12 +29,13 @@ class Planted:
     now: float = 0.0
     ran: list[tuple[int, str]] = field(default_factory=list)  # graph and way of each call
     told: list[tuple[str, str]] = field(default_factory=list)
+    same: list[bool] = field(default_factory=list)  # whether backward passes went the way of their forward pass
 
     def __post_init__(self):
         self.alternation = Alternation(clock=lambda: self.now)
         self.entries = []
 
-    def graph(self, raced=WITH, *, fails="", repeats=True, is_clear=False, devices=(), **seconds):
+    def graph(self, raced=WITH, *, fails="", repeats=True, is_clear=False, devices=(), passes=None, **seconds):
         """Add a graph; `raced` is the way that won its race, or "eager" for a third one."""
         number = len(self.entries)
 
@@ -43,14 +45,14 @@ class Planted:
                 self.ran.append((number, way))
                 if way == fails:
                     raise RuntimeError("planted")
-                return x
+                return x if passes is None else Noted.apply(x, calls, way, self, passes)
 
             return run
 
         calls = {way: call(way) for way in (WITHOUT, WITH, EAGER)}
         calls[AS_RACED] = calls[raced]
         rows = {way: RaceRow(raced if way == AS_RACED else way) for way in (WITHOUT, WITH, AS_RACED)}
-        ways = Ways(calls, calls.__getitem__, rows, devices, is_clear, repeats)
+        ways = Ways(calls, calls.__getitem__, rows, devices, is_clear, repeats, passes)
         ways.decided = lambda row, why: self.told.append((row.name, why))
         self.entries.append(self.alternation.join(ways))
         return calls
@@ -64,6 +66,23 @@ class Planted:
     @property
     def winners(self):
         return [name for name, _ in self.told]
+
+
+class Noted(torch.autograd.Function):
+    """An operator whose backward pass notes whether it goes the way of its forward pass."""
+
+    @staticmethod
+    def forward(ctx, x, calls, way, planted, passes):
+        passes.add(ctx)
+        ctx.save_for_backward(x)
+        ctx.planted, ctx.calls, ctx.way = planted, calls, way
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        present = ctx.planted.told[0][0] if ctx.planted.told else ctx.planted.alternation.way
+        ctx.planted.same.append(ctx.calls[present] is ctx.calls[ctx.way])
+        return grad * 2, None, None, None, None
 
 
 @pytest.fixture
@@ -316,6 +335,95 @@ def test_what_all_races_tell_clearly_is_not_tried(planted, raced, ways):
     assert {way for _, way in planted.ran} == ways
 
 
+# ---- training
+
+
+def one(call, x, step):
+    call(x).backward()
+
+
+def two(call, x, step):
+    loss = call(x)
+    (loss + call(x) if step % 3 else loss).backward()
+
+
+def kept(call, x, step, losses=[]):  # noqa: B006 - they live on
+    losses.append(call(x))
+    losses[-1].backward()
+
+
+def none(call, x, step):
+    loss = call(x)
+    if step % 3:
+        loss.backward()
+
+
+def accumulated(call, x, step):
+    for _ in range(2):
+        call(x).backward()
+
+
+def overlapping(call, x, step):
+    for loss in [call(x) for _ in range(3)]:
+        loss.backward()
+
+
+def retained(call, x, step):
+    loss = call(x)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def failing(call, x, step):
+    if step % 3 == 2:
+        loss = call(x)
+        loss.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss.backward()
+    call(x).backward()
+
+
+def evaluated(call, x, step):
+    if step % 3 == 2:
+        with torch.no_grad():
+            call(x)
+    call(x).backward()
+
+
+LOOPS = [
+    pytest.param(each, id=each.__name__) for each in (one, two, kept, none, accumulated, overlapping, retained, failing)
+]
+
+
+@pytest.mark.parametrize("step", LOOPS)
+@pytest.mark.parametrize("raced", [pytest.param([WITH, WITH], id="agree"), pytest.param([WITH, WITHOUT], id="differ")])
+def test_a_backward_pass_goes_the_way_of_its_forward_pass(planted, step, raced):
+    """No call begins another way while a backward pass is pending; in training all graphs run in one."""
+    for each in raced:
+        planted.graph(each, passes=weakref.WeakSet(), without=0.02)
+    x = torch.ones((), requires_grad=True)
+    for at in range(ENOUGH):
+        step(lambda x: planted.entries[1](planted.entries[0](x)), x, at)
+    assert all(planted.same)
+    assert len(planted.same) > ENOUGH
+    assert {way for _, way in planted.ran} == {WITH, WITHOUT}
+    assert planted.winners == [WITH, WITH]
+    first, second = ([way for graph, way in planted.ran if graph == number] for number in (0, 1))
+    assert first[3:] == second[3:]
+
+
+def test_a_pending_backward_pass_keeps_its_way_at_a_reset(planted):
+    """What the present way needs is kept where all must end at once."""
+    planted.graph(WITH, passes=weakref.WeakSet(), without=0.001)
+    x = torch.ones((), requires_grad=True)
+    for _ in range(2):
+        planted.entries[0](x).backward()
+    loss = planted.entries[0](x)
+    planted.alternation.end()
+    loss.backward()
+    assert planted.told == [(WITHOUT, "")]
+
+
 # ---- errors
 
 
@@ -511,3 +619,24 @@ def test_what_is_compiled_anew_joins_the_others(auto):
     fn(x)
     assert [*process_memory.memory().alternations.values()] == [alternation]
     assert len(alternation.graphs) > before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo reads it
+@pytest.mark.usefixtures("short", "both")
+@pytest.mark.parametrize("step", [*LOOPS[:6], pytest.param(evaluated, id="evaluated")])
+def test_each_step_of_training_is_right(auto, step):
+    """Gradients are eager's, in each step; evaluation alternates by itself. What notes forward passes goes."""
+    model, x = Broken(), torch.randn(8, 32)
+    fn = auto(model, race="always")
+    for at in range(35):
+        seen = []
+        for call in (model, fn):
+            model.zero_grad()
+            step(call, x, at)
+            seen.append([p.grad for p in model.parameters()])
+        torch.testing.assert_close(*seen)
+        alive = [[each.passes for each in those.graphs] for those in process_memory.memory().alternations.values()]
+        assert all(len({passes is None for passes in each}) == 1 for each in alive)
+    assert not [each for each in alive if each[0] is not None]
+    functions = [each for each in gc.get_objects() if isinstance(each, type) and is_autograd_function(each)]
+    assert "noted" not in {each.forward.__name__ for each in functions}

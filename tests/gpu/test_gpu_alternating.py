@@ -9,6 +9,7 @@ from backend_kwargs.auto import alternating, process_memory, race
 from backend_kwargs.auto.alternating import AS_RACED, WITH, WITHOUT
 from backend_kwargs.auto.candidates import records
 from backend_kwargs.auto.store import Catalogue
+from backend_kwargs.facts import EAGER
 from backend_kwargs.torch_internals.cudagraphs import managers, recorded_count
 
 CALLS = 80  # in which each way is warmed up, timed, and one has been chosen
@@ -56,24 +57,31 @@ def auto(model):
     return torch.compile(model, backend=backend_kwargs.make_backend("tmpl-inductor:auto", budget_s=20))
 
 
-def step(model, call, x):
+def step(model, call, x, *, more=False):
+    """Return a loss and its gradients; of two calls the first one's loss, and the gradients of both with `more`."""
     model.zero_grad()
     loss = call(x)
-    loss.backward()
+    (loss + call(x) if more else loss).backward()
     return loss.detach(), *(p.grad for p in model.parameters())
 
 
-def test_each_call_of_a_training_loop_is_right(store):
-    """Losses and gradients that are kept are eager's; nothing alternates in training."""
+@pytest.mark.parametrize("way", [WITHOUT, WITH])
+@pytest.mark.parametrize("every", [pytest.param(CALLS, id="one"), pytest.param(3, id="two now and then")])
+def test_each_call_of_a_training_loop_is_right(store, chosen, way, every):
+    """Losses and gradients that are kept are eager's, of all steps, whichever way their graphs run."""
+    chosen(way)
     torch.manual_seed(0)
     model, x = Broken().cuda(), torch.randn(64, 256, device="cuda")
-    want, fn = [each.clone() for each in step(model, model, x)], auto(model)
-    kept = [step(model, fn, x) for _ in range(CALLS)]
+    want = [[each.clone() for each in step(model, model, x, more=more)] for more in (False, True)]
+    fn = auto(model)
+    kept = [step(model, fn, x, more=at % every == 2) for at in range(CALLS)]
     torch.cuda.synchronize()
-    for each in kept:
-        torch.testing.assert_close([*each], want, rtol=1e-2, atol=1e-4)
+    for at, each in enumerate(kept):
+        torch.testing.assert_close([*each], want[at % every == 2], rtol=1e-2, atol=1e-4)
     assert not process_memory.memory().alternations
-    assert not any(each.calls for each in Catalogue(store).all())
+    found = [each for each in Catalogue(store).all() if each.winner != EAGER]
+    assert {records(each.options) for each in found} == {way == WITH}
+    assert all(each.calls for each in found)
 
 
 @pytest.mark.parametrize("way", [WITHOUT, AS_RACED, WITH])

@@ -94,3 +94,13 @@ def test_the_exporter_says_what_it_translates():
     registry = onnx.translated_operators()
     assert registry.is_registered(torch.ops.aten.mm.default)
     assert not registry.is_registered(torch.ops.aten._print.default)
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_a_backward_pass_frees_what_was_saved(fresh_dynamo, retain):
+    """A node of AOTAutograd's has what its forward pass saved, until a backward pass that does not retain it."""
+    x = torch.ones(3, requires_grad=True)
+    loss = torch.compile(lambda x: x.sin().sum(), backend="aot_eager")(x)
+    assert functorch.keeps_saved(loss.grad_fn)
+    loss.backward(retain_graph=retain)
+    assert functorch.keeps_saved(loss.grad_fn) is retain

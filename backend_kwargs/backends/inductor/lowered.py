@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 from torch.fx import GraphModule
 
@@ -74,6 +75,7 @@ class Lowered:
     call: Call | None = None
     in_place: Version | None = None
     backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
+    forwards: dict[Any, object] = field(default_factory=dict)  # these too, while others are in their place
 
     # ---- in place of Inductor's compile_fx, whose arguments these take
 
@@ -145,8 +147,23 @@ class Lowered:
         if version is not self.in_place:
             self._put(version, for_good=False)
 
+    def forward_passes(self) -> "WeakSet[Any]":
+        """Return what has the living autograd nodes of forward passes from now on, until a version is kept."""
+        nodes = WeakSet[Any]()
+        for function in self._functions:
+
+            def noted(node: Any, *inputs: object, forward: Call = function.forward) -> object:
+                nodes.add(node)
+                return forward(node, *inputs)
+
+            self.forwards[function] = vars(function)["forward"]
+            function.forward = staticmethod(noted)
+        return nodes
+
     def keep(self, version: Version | None) -> None:
         """Put a version in place for good; without one, nothing is called any more."""
+        for function, forward in self.forwards.items():
+            function.forward = forward
         if version is not None:
             self._put(version, for_good=True)
         # AOTAutograd's function may hold the function that compiled its backward graph, and that this object.
