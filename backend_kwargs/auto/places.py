@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
@@ -20,13 +20,15 @@ from backend_kwargs import trial
 from backend_kwargs.auto.graph_stats import GEMMS, calls_a_library
 from backend_kwargs.auto.verdicts import HALF, UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.graphs.writes import copy_of_graph, is_unknown
+from backend_kwargs.graphs.writes import copy_of_graph, is_unknown, storages_of, written_storages
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place, traced_value
 from backend_kwargs.torch_internals.tensors import OperatorMode, OpOverload, enter_autocast, schema_of
 from backend_kwargs.trial.served import copied
 
 logger = logging.getLogger("backend_kwargs.auto")
+
+Read: TypeAlias = tuple[Node, Node]  # a node, and the first of others that reads it
 
 LEAST_SHARE = 0.02  # of a call: what takes less is not worth two compiles
 PRODUCTS = {"linear", "matmul", "einsum", "mv", "scaled_dot_product_attention"} | GEMMS
@@ -81,15 +83,16 @@ def _standing_in(
     ):
         return
     alone = [(standing_alone(place.nodes), standing_alone(place.around)) for place in places]
-    wanted = {node for forms in alone for _, reads in forms for node in reads}
-    watched = _Watched(graph.owning_module, wanted, device)
+    wanted = {read for forms in alone for _, reads in forms for read in reads}
+    written = set[int]().union(*map(written_storages, graph.nodes))
+    watched = _Watched(graph.owning_module, wanted, written, device)
     watched.run(*inputs)
     if device.type == "cuda":  # the first run of an operator also loads its kernels, which takes longer than the call
         watched.run(*fresh())
     whole_s = _whole_seconds(watched.seconds)
     for place, forms in zip(places, alone, strict=True):
         seconds = sum(watched.seconds.get(node, 0.0) for node in place.nodes)
-        bare, fused = (CapturedGraph(gm, [watched.values[node] for node in reads]) for gm, reads in forms)
+        bare, fused = (CapturedGraph(gm, [watched.values[read] for read in reads]) for gm, reads in forms)
         yield Standing(place, bare, fused, seconds, place.count * seconds / whole_s)
 
 
@@ -113,40 +116,51 @@ def _is_product(node: Node) -> bool:
 
 @dataclass
 class _Watched(Interpreter):
-    """A run of a graph in eager: the seconds of each node, and what those that are `wanted` return."""
+    """A run of a graph in eager: the seconds of each node, and the values that are `wanted`: of a node, for a reader.
+
+    What a node returns may be written to before another reads it. `written` are the storages that the graph writes.
+    """
 
     module: GraphModule
-    wanted: set[Node]
+    wanted: set[Read]
+    written: set[int]
     device: torch.device
-    values: dict[Node, Any] = field(default_factory=dict)
+    values: dict[Read, Any] = field(default_factory=dict)
     seconds: dict[Node, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__(self.module)
 
     def run_node(self, n: Node) -> Any:
+        for each in n.all_input_nodes:
+            if (each, n) in self.wanted:
+                is_written = not self.written.isdisjoint(storages_of(traced_value(each)))
+                stays = each.op in ("placeholder", "get_attr") and not is_written
+                self.values[each, n] = _kept(self.env[each], stays=stays)
         began = time.perf_counter()
         result = super().run_node(n)
         trial.synchronize(self.device)
         if n.op.startswith("call"):
             self.seconds[n] = time.perf_counter() - began
-        if n in self.wanted:
-            self.values[n] = _kept(result, given=n.op in ("placeholder", "get_attr"))
         return result
 
 
-def _kept(value: Any, *, given: bool) -> Any:
-    """Return what a node returned as an input of another graph: a leaf, apart from what is written later."""
+def _kept(value: Any, *, stays: bool) -> Any:
+    """Return what a node reads as an input of another graph: a leaf, of memory of its own unless the value stays."""
     if not isinstance(value, torch.Tensor):
         return value
-    leaf = value.detach() if given else copied(value.detach())
+    leaf = value.detach() if stays else copied(value.detach())
     return leaf.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else leaf
 
 
-def standing_alone(nodes: Sequence[Node]) -> tuple[GraphModule, list[Node]]:
-    """Return the graph of these nodes alone, and the nodes of the graph around them that it reads, in order."""
+def standing_alone(nodes: Sequence[Node]) -> tuple[GraphModule, list[Read]]:
+    """Return the graph of these nodes alone, and what it reads of the graph around them, in the order of its inputs."""
     inside = sorted({node for node in nodes if node.op.startswith("call")})
-    reads = [*dict.fromkeys(each for node in inside for each in node.all_input_nodes if each not in inside)]
+    reads = dict[Node, Node]()
+    for node in inside:
+        for each in node.all_input_nodes:
+            if each not in inside:
+                reads.setdefault(each, node)
     graph, copies = Graph(), dict[Node, Node]()
     for node in reads:
         copies[node] = graph.placeholder(node.name)
@@ -154,7 +168,7 @@ def standing_alone(nodes: Sequence[Node]) -> tuple[GraphModule, list[Node]]:
     for node in inside:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in inside if not {*inside}.issuperset(node.users)))
-    return GraphModule(torch.nn.Module(), graph), reads
+    return GraphModule(torch.nn.Module(), graph), [*reads.items()]
 
 
 def with_neighbours(place: Place) -> Place:

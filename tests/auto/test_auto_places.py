@@ -740,3 +740,30 @@ def test_a_graph_is_run_once_for_all_of_its_places():
     calls = []
     alone = places.standing(found, lambda: calls.append(1) or [torch.ones(2)], torch.device("cpu"))
     assert (len(calls), {each.place for each in alone}) == (2, {*found})
+
+
+def scattered(x, order):
+    inverse = torch.zeros_like(order)
+    inverse[order] = torch.arange(len(order))
+    return x[inverse].cos()
+
+
+def written_after(x, order):
+    found = x.cos()
+    x.add_(order)
+    return found
+
+
+@pytest.mark.parametrize("fn", [scattered, written_after])
+def test_a_place_reads_what_it_reads_in_the_graph(fresh_dynamo, fn):
+    """What is written before a place reads it, or after that, is as it is then: an index may be no index before."""
+    graphs, x, order = [], torch.randn(4), torch.tensor([2, 0, 3, 1])
+    expected = fn(x.clone(), order)
+    torch.compile(fn, backend=lambda gm, _: graphs.append(gm) or gm.forward)(x.clone(), order)
+    nodes = [node for node in graphs[0].graph.nodes if node.name in ("getitem", "found") or node.target == "cos"]
+    place = Place("contraction", 1, (), (), (), training=False, nodes=(*nodes,), around=(*nodes,))
+    inputs = [node.name for node in graphs[0].graph.find_nodes(op="placeholder")]
+    named = {"l_x_": x, "l_order_": order}
+    (alone,) = places.standing([place], lambda: [named[name].clone() for name in inputs], torch.device("cpu"))
+    for form in (alone.bare, alone.fused):
+        assert torch.equal(form.gm(*form.example_inputs)[0], expected)
