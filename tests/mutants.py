@@ -118,7 +118,6 @@ TESTS: Mapping[str, str] = {
     "*/graph_stats.py": "auto/test_auto_candidates.py auto/test_auto_race.py auto/test_auto_ranks.py",
     "*/auto/places.py": "auto/test_auto_places.py auto/test_auto_rewrites.py benchmarks/test_headroom.py",
     "*/auto/verdicts.py": "auto/test_auto_places.py",
-    "*/steps.py": "auto/test_auto_head_to_head.py auto/test_auto_race.py",
     "*/auto/steps.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
     " auto/test_auto_head_to_head.py",
     "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"

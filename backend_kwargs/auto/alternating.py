@@ -55,8 +55,8 @@ class Ways:
 class Alternation:
     """The graphs of a function's calls, and the way in which these run.
 
-    What the races chose serves where another thread calls, where another way fails, and where the time ends it early.
-    In training a backward pass goes the way of its forward pass: a call lasts until no backward pass is pending.
+    Where another thread calls, another way fails, or the time ends it early, what the races chose serves. In training
+    each backward pass runs as its forward pass did: while one is pending the way stays, and serves if all ends then.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -78,7 +78,7 @@ class Alternation:
         return graph.entry  # type: ignore[no-any-return]
 
     def end(self) -> None:
-        """Let what the races chose serve from now on."""
+        """Stop: what the races chose serves from now on, or the present way if a backward pass is pending."""
         with self._lock:
             self._disturbed = True
             self._begin()
@@ -86,15 +86,7 @@ class Alternation:
     def _call(self, graph: Ways, raced: Call, *inputs: object) -> object:
         with self._lock:
             self._disturbed |= threading.get_ident() != self._thread
-            if again := graph in self._called:
-                self._ends = min(self._ends, self._clock() + LONGEST_S)
-            # One that is called again after all others begins a new call of the user's.
-            begins = (again and len(self._called) == len(self.graphs)) or self._clock() > self._ends
-            if begins and not self._is_pending():
-                if again and (gone := [each for each in self.graphs if each not in self._called]):
-                    self._serve(gone, AS_RACED)  # they are called no more, as where a function is compiled anew
-                    self._plan, self._ends = self._in_turn(), math.inf
-                self._begin()
+            self._enter(graph)
             if self.is_over or not graph.calls:  # perhaps since this call waits for the lock
                 if graph.calls:  # it joined as all ended, or an interrupt came before its turn
                     self._serve([graph], AS_RACED)
@@ -114,6 +106,21 @@ class Alternation:
                 if not graph.repeats:
                     raise
                 return raced(*inputs)
+
+    def _enter(self, graph: Ways) -> None:
+        """Begin a new call of the user's, if this call of a graph is one, or end where it took too long."""
+        if again := graph in self._called:
+            self._ends = min(self._ends, self._clock() + LONGEST_S)
+        is_late = self._clock() > self._ends
+        if self._is_pending():
+            if is_late:
+                self.end()
+        # One that is called again after all others begins a new call of the user's.
+        elif is_late or (again and len(self._called) == len(self.graphs)):
+            if again and (gone := [each for each in self.graphs if each not in self._called]):
+                self._serve(gone, AS_RACED)  # they are called no more, as where a function is compiled anew
+                self._plan, self._ends = self._in_turn(), math.inf
+            self._begin()
 
     def _begin(self) -> None:
         """Choose the way of a call, or in the end that of all further ones."""

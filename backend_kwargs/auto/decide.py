@@ -166,13 +166,14 @@ def _warn_where_default_fails(decision: Decision) -> None:
 
 def _answer(question: Question) -> Answer:
     """Return the answer with which all ranks compile this graph; under `aot_compile`, one that it can save."""
-    gm, settings, alike = question.request.gm, question.request.settings, ""  # what all ranks say by the graph alone
+    gm, settings = question.request.gm, question.request.settings
+    why = ""  # as every rank finds it from the graph alone
     if communicates(gm):  # these ranks wait for each other
-        alike = "it communicates with other ranks"
+        why = "it communicates with other ranks"
     elif ranks() > 1 and may_communicate(gm):
-        alike = "it has an operator that is not torch's, which may communicate with other ranks"
-    if alike:
-        answer = Answer(question.default(alike))
+        why = "it has an operator that is not torch's, which may communicate with other ranks"
+    if why:
+        answer = Answer(question.default(why))
     else:
         # Agree before using anything that only this rank knows: a rank without it would wait for the others.
         shared = agreed(question.key, lambda: first_answer(question).decision, question.default, settings)

@@ -28,7 +28,7 @@ from backend_kwargs.trial.served import copied
 
 logger = logging.getLogger("backend_kwargs.auto")
 
-Read: TypeAlias = tuple[Node, Node]  # a node, and the first of others that reads it
+Read: TypeAlias = tuple[Node, Node]  # a node outside, and the first node of the place that reads it
 
 LEAST_SHARE = 0.02  # of a call: what takes less is not worth two compiles
 PRODUCTS = {"linear", "matmul", "einsum", "mv", "scaled_dot_product_attention"} | GEMMS
@@ -116,9 +116,9 @@ def _is_product(node: Node) -> bool:
 
 @dataclass
 class _Watched(Interpreter):
-    """A run of a graph in eager: the seconds of each node, and the values that are `wanted`: of a node, for a reader.
+    """A run of a graph in eager: the seconds of each node, and the value of each `wanted` pair when it is read.
 
-    What a node returns may be written to before another reads it. `written` are the storages that the graph writes.
+    It may be written to before that, and afterwards. `written` are the storages that the graph writes to.
     """
 
     module: GraphModule
@@ -146,7 +146,7 @@ class _Watched(Interpreter):
 
 
 def _kept(value: Any, *, stays: bool) -> Any:
-    """Return what a node reads as an input of another graph: a leaf, of memory of its own unless the value stays."""
+    """Return a value as an input of another graph: a leaf, copied unless it `stays` as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     leaf = value.detach() if stays else copied(value.detach())

@@ -95,9 +95,9 @@ class Question:
 
     @property
     def raced_request(self) -> Request:
-        """The request with real inputs, what its call has left of the budget, and what was decided on such a device.
+        """The request with real inputs, the budget that its call has left, and what is known of this graph.
 
-        That is by other machines and under other releases of torch; and for places, which `race="always"` times again.
+        That is decisions of other machines and releases of torch, and verdicts, which `race="always"` times again.
         What was raced may be the result if the inputs were dynamo's, for this rank alone, and not to be saved.
         """
         settings, fixed = replace(self.request.settings, budget_s=self.share_s), self.request.fixed

@@ -57,7 +57,7 @@ def _noting(race: RaceState, runner: Runner, *, free: bool) -> Iterator[None]:
 
 
 def compile_candidate(race: RaceState, runner: Runner, make: Callable[[], Candidate], *, free: bool) -> None:
-    """Let the runner have what `make` compiles; if this is `free`, it counts for no budget."""
+    """Compile the runner's candidate by `make`; if this is `free`, it does not count against the budget."""
     began = time.perf_counter()
     with _noting(race, runner, free=free), race.budget.serving() if free else nullcontext():
         runner.made = make()
@@ -67,8 +67,8 @@ def compile_candidate(race: RaceState, runner: Runner, make: Callable[[], Candid
 def check_results(race: RaceState, runner: Runner, *, near: bool = False, free: bool = False) -> None:
     """Check the results of a candidate, and the inputs that it changes; its row says what is wrong with them.
 
-    If it is `near`, they are compared with the first run of eager alone. The runner gets its call and its code too, by
-    which it is timed and known.
+    If it is `near`, they are compared with the first run of eager alone. The runner also gets its call, which is timed,
+    and its code, which identifies it.
     """
     began, row = time.perf_counter(), runner.row
     assert runner.made is not None
@@ -189,9 +189,9 @@ def _certain(samples: Mapping[str, list[float]]) -> bool:
 
 
 def better(challenger: Runner, champion: Runner, objective: str) -> bool:
-    """Return whether the challenger wins: by its memory, or beyond noise if it is more complex, within it if less so.
+    """Return whether the challenger wins: faster beyond noise, or not slower beyond noise if it is less complex.
 
-    Where memory is as much, or unknown, the faster one wins.
+    Under `objective="memory"` less memory wins; where peaks are equal or unknown, the faster one does.
     """
     ratio, new, old = challenger.row.speedup, challenger.row.peak_bytes, champion.row.peak_bytes
     assert ratio is not None

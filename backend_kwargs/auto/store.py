@@ -212,7 +212,7 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
 
 
 def _of_store(store: Reached, given: Store, settings: RaceSettings, machines: Iterable[Machine]) -> Iterator[str]:
-    began = time.monotonic()  # all is waited for once
+    began = time.monotonic()  # one deadline for all that this store is asked
     if given.trusted_keys and store.is_local and store.answer(store.ask(is_own), store.longest_s(given), began):
         given = replace(given, trusted_keys=())
     for here in machines:

@@ -1,6 +1,6 @@
 """A comparison as a page: the verdict, what to know before trusting it, and every candidate's figures.
 
-And the gate of a pipeline: whether the fastest candidate is surely so much faster than another one.
+Also `--fail-below`: whether the fastest candidate is surely faster than another one by a given ratio.
 """
 
 import re

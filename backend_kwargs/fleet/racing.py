@@ -1,7 +1,6 @@
-"""What is done with a model where it runs: its graphs are raced and the call is timed, or its decisions are audited.
+"""Race or audit a model where it runs: for a unit of a plan, `tune` and `audit`.
 
-So for a unit of a plan, for `tune`, and for `audit`. A store's document is data: a factory that it names is imported
-only if the caller has named it too, or has consented.
+What a store's document names is data: a factory is imported only if the caller has named it too, or has consented.
 """
 
 import time

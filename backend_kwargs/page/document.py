@@ -3,7 +3,7 @@
 Every part is optional, and an absent one leaves no trace on the page. All text is plain text, times are in seconds,
 sizes in bytes, ratios above 1 are faster. Files may come from anyone: each list and text has a limit.
 
-And what follows from its figures: points to choose among, when compiling pays, and what an older report had.
+Also what follows from its figures: points to choose among, when compiling pays, what changed since an older report.
 """
 
 import math

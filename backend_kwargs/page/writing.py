@@ -1,9 +1,9 @@
 """A document written as a page, as a part of a notebook, and as JSON; and read back, whoever wrote it.
 
-A page is made to be shared, so a text that tells what it must not is left out, and its field says so. Whoever makes a
-document writes of a place its last part (`file_of`). Here nothing is spelled otherwise: a text that names a home, a
-store, the user or the host is left out whole, and of an exception only its class is kept. The same walk makes texts
-printable and cuts what exceeds the schema's limits, so that a long name costs no page.
+A page is made to be shared: a text that names a home, a store, the user or the host is left out whole, and its field
+says so; of an exception only its class is kept. Of a path, whoever makes a document writes only the last part
+(`file_of`). The same walk makes texts printable and cuts what exceeds the schema's limits, so that a long name costs no
+page.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""Sorts of positions among at most 256, as the experts that `topk` has given to tokens, as numbers of one byte.
+"""Sorts of indices below 256, such as the experts that `topk` gives each token, as uint8.
 
-A radix sort on a GPU takes a pass for each byte of a number, and positions have eight.
+A radix sort on a GPU makes one pass for each byte, and int64 has eight.
 """
 
 import operator
@@ -16,15 +16,15 @@ from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.rewrites.traced import example, replacing
 
 REWRITE = Rewrite(
-    "Sorts of positions among at most 256, as of a token's experts, as numbers of one byte",
+    "Sorts of indices below 256, as of a token's experts, as uint8",
     traced=f"{__name__}:sort_bytes",
     needs=("gpu",),
-    applies="sort and argsort of what topk, argmax or argmin gives, reshaped or not",
+    applies="sort and argsort of the indices that topk, argmax or argmin returns, also reshaped",
     fitting=lambda stats: stats.gpu and ran(stats, "sort", "argsort") and ran(stats, "topk", "argmax", "argmin"),
     order=162,
 )
 
-MOST = 256  # positions that one byte tells apart
+MOST = 256  # indices that one byte tells apart
 SORT, ARGSORT = (torch.sort, "sort"), (torch.argsort, "argsort")
 TOPK, PLACES = (torch.topk, "topk"), (torch.argmax, torch.argmin, "argmax", "argmin")
 MOVED = (
@@ -34,20 +34,20 @@ MOVED = (
 )  # fmt: skip
 
 
-def _sorted_bytes(positions: Tensor, dim: int, descending: bool, stable: bool | None) -> tuple[Tensor, Tensor]:
-    values, indices = torch.sort(positions.to(torch.uint8), dim=dim, descending=descending, stable=stable)
-    return values.to(positions.dtype), indices
+def _sorted_bytes(indices: Tensor, dim: int, descending: bool, stable: bool | None) -> tuple[Tensor, Tensor]:
+    values, order = torch.sort(indices.to(torch.uint8), dim=dim, descending=descending, stable=stable)
+    return values.to(indices.dtype), order
 
 
 sorted_bytes = define(
-    "sorted_bytes(Tensor positions, int dim, bool descending, bool? stable) -> (Tensor, Tensor)",
+    "sorted_bytes(Tensor indices, int dim, bool descending, bool? stable) -> (Tensor, Tensor)",
     _sorted_bytes,
     inlined=True,
 )
 
 
 def _sort(node: Node, args: Arguments) -> Node | None:
-    """Insert the sort of bytes for one of positions."""
+    """Insert the sort of bytes for one of indices."""
     if not _chain(node):
         return None
     made = node.graph.call_function(sorted_bytes, (args["input"], args["dim"], args["descending"], args.get("stable")))
@@ -55,13 +55,13 @@ def _sort(node: Node, args: Arguments) -> Node | None:
 
 
 def _place(node: Node) -> list[Node]:
-    """Return the nodes from what gives positions to their sort, and those that take one of several results."""
+    """Return the nodes from what gives the indices to their sort, and those that take one of several results."""
     chain = _chain(node)
     return [*chain, *(user for each in (chain[0], node) for user in each.users if user.target is operator.getitem)]
 
 
 def _chain(node: Node) -> list[Node]:
-    """Return the nodes from what gives positions among few to their sort `node`, [] if it sorts something else."""
+    """Return the nodes from what gives indices below 256 to their sort `node`, [] if it sorts something else."""
     chain, each = [node], _input(node)
     while isinstance(each, Node) and each.target in MOVED and _is_long(each):
         chain.append(each)
@@ -75,12 +75,12 @@ def _chain(node: Node) -> list[Node]:
             return []
     elif each.target not in PLACES:
         return []
-    is_few = _positions(each) <= MOST
+    is_few = _size(each) <= MOST
     return chain[::-1] if is_few and not written_between(each, node, chain[1:]) else []
 
 
-def _positions(node: Node) -> float:
-    """Return among how many numbers `node` gives positions, infinity where that is not known."""
+def _size(node: Node) -> float:
+    """Return of how many numbers `node` gives indices, infinity where that is not known."""
     args = arguments_of(node) or {}
     of = example(args.get("input"))
     if of is None:

@@ -20,7 +20,7 @@ from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
-    "Products after a scale for each sample, by scaled weights",
+    "Linear layers and 1x1 convolutions of an input that is scaled for each sample, with the scale in the weights",
     traced=f"{__name__}:scale_weights",
     needs=("gpu",),
     applies="bfloat16; linear layers, 1x1 convolutions in channels last; two positions for each result channel",
@@ -28,7 +28,7 @@ REWRITE = Rewrite(
     order=34,
 )
 
-FEW = 2  # positions for each channel of the result: else the weights of a sample are as many as what is not scaled
+FEW = 2  # positions for each output channel: with fewer, scaling the weights costs as much as scaling the input
 FUNCTIONS: dict[object, Callable[..., Any]] = {
     **dict.fromkeys(ADD, operator.add),
     **dict.fromkeys((operator.sub, torch.sub, "sub"), operator.sub),

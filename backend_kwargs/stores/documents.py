@@ -3,7 +3,7 @@
 Both are of the bytes of the inner object, so that copies stay valid wherever they lie. A kind is declared where its
 body is: `Kind("decision", Decision)`.
 
-Signatures are of Ed25519, each with a domain, so that one kind's is never valid for another.
+Signatures, of bundles' manifests too, are Ed25519: each has a domain, so that one kind's is never valid for another.
 """
 
 import re

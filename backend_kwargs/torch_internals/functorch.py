@@ -53,7 +53,7 @@ def callable_of(result: Any, example_inputs: Sequence[object], *, cudagraphs: bo
 
 
 def keeps_saved(node: Any) -> bool:
-    """Return whether an autograd node has what its forward pass saved, and a backward pass may free."""
+    """Return whether an autograd node still has its saved tensors, which a backward pass frees."""
     try:
         return node._raw_saved_tensors is not None
     except RuntimeError:

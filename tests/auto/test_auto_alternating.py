@@ -6,6 +6,7 @@ import weakref
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs.auto import alternating, process_memory, race
 from backend_kwargs.auto.alternating import AS_RACED, WARM_UPS, WITH, WITHOUT, Alternation, Ways
+from backend_kwargs.auto.candidates import WITH_GRAPHS, toggled
 from backend_kwargs.auto.compiling import Compiles
+from backend_kwargs.auto.process_memory import LONGEST_S
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import EAGER, RaceRow
 from backend_kwargs.torch_internals.dynamo import AHEAD
@@ -347,9 +350,10 @@ def two(call, x, step):
     (loss + call(x) if step % 3 else loss).backward()
 
 
-def kept(call, x, step, losses=[]):  # noqa: B006 - they live on
-    losses.append(call(x))
-    losses[-1].backward()
+def kept(call, x, step):
+    loss = call(x)
+    loss.backward()
+    x.kept = [*getattr(x, "kept", ()), loss]
 
 
 def none(call, x, step):
@@ -412,6 +416,22 @@ def test_a_backward_pass_goes_the_way_of_its_forward_pass(planted, step, raced):
     assert first[3:] == second[3:]
 
 
+def test_a_backward_pass_that_is_always_pending_ends_by_time(planted):
+    """The present way serves after the longest time, since the backward pass that is pending needs it."""
+    planted.graph(WITH, passes=weakref.WeakSet(), without=1.0)
+    x = torch.ones((), requires_grad=True)
+    for _ in range(2):
+        planted.entries[0](x).backward()
+    pending = planted.entries[0](x)
+    for _ in range(2):
+        pending, last = planted.entries[0](x), pending
+        last.backward()
+        planted.now += LONGEST_S
+    pending.backward()
+    assert planted.told == [(WITHOUT, "")]
+    assert all(planted.same)
+
+
 def test_a_pending_backward_pass_keeps_its_way_at_a_reset(planted):
     """What the present way needs is kept where all must end at once."""
     planted.graph(WITH, passes=weakref.WeakSet(), without=0.001)
@@ -451,6 +471,24 @@ def test_errors_of_what_was_raced_are_the_users(planted):
     with pytest.raises(RuntimeError, match=r"^planted$"):
         planted.run(1)
     assert planted.ran == [(0, WITH)]
+
+
+@pytest.mark.parametrize(
+    ("winner", "training", "tried"),
+    [(EAGER, False, True), (EAGER, True, False), (WITH, False, True), (WITH, True, True), ("another", False, False)],
+)
+def test_where_eager_won_training_does_not_alternate(winner, training, tried):
+    """In inference the best code is tried again by the calls, in training only if it has won its race."""
+    options = WITH_GRAPHS.options
+    rows = [RaceRow(WITH, options), RaceRow(WITHOUT, toggled(options))]
+    state = SimpleNamespace(
+        leading=SimpleNamespace(row=rows[0], made=SimpleNamespace(has_other=True)),
+        rows=rows,
+        stats=SimpleNamespace(training=training),
+        request=SimpleNamespace(of_several=True),
+        compiles=SimpleNamespace(ways=lambda *_, is_clear: "ways"),
+    )
+    assert race.ways_of(state, RaceRow(winner)) == ("ways" if tried else None)
 
 
 # ---- real graphs
@@ -621,13 +659,18 @@ def test_what_is_compiled_anew_joins_the_others(auto):
     assert len(alternation.graphs) > before
 
 
+def autograd_functions():
+    """Return the classes of autograd functions that AOTAutograd has made."""
+    return [each for each in gc.get_objects() if issubclass(type(each), type) and is_autograd_function(each)]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo reads it
 @pytest.mark.usefixtures("short", "both")
 @pytest.mark.parametrize("step", [*LOOPS[:6], pytest.param(evaluated, id="evaluated")])
 def test_each_step_of_training_is_right(auto, step):
     """Gradients are eager's, in each step; evaluation alternates by itself. What notes forward passes goes."""
     model, x = Broken(), torch.randn(8, 32)
-    fn = auto(model, race="always")
+    fn, trained, before = auto(model, race="always"), False, {*map(id, autograd_functions())}
     for at in range(35):
         seen = []
         for call in (model, fn):
@@ -637,6 +680,7 @@ def test_each_step_of_training_is_right(auto, step):
         torch.testing.assert_close(*seen)
         alive = [[each.passes for each in those.graphs] for those in process_memory.memory().alternations.values()]
         assert all(len({passes is None for passes in each}) == 1 for each in alive)
-    assert not [each for each in alive if each[0] is not None]
-    functions = [each for each in gc.get_objects() if isinstance(each, type) and is_autograd_function(each)]
-    assert "noted" not in {each.forward.__name__ for each in functions}
+        trained |= any(passes is not None for each in alive for passes in each)
+    assert trained
+    assert not any(passes is not None for each in alive for passes in each)
+    assert "noted" not in {each.forward.__name__ for each in autograd_functions() if id(each) not in before}

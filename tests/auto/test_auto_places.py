@@ -756,7 +756,7 @@ def written_after(x, order):
 
 @pytest.mark.parametrize("fn", [scattered, written_after])
 def test_a_place_reads_what_it_reads_in_the_graph(fresh_dynamo, fn):
-    """What is written before a place reads it, or after that, is as it is then: an index may be no index before."""
+    """A place gets its inputs as they are when it reads them, whatever is written before or afterwards."""
     graphs, x, order = [], torch.randn(4), torch.tensor([2, 0, 3, 1])
     expected = fn(x.clone(), order)
     torch.compile(fn, backend=lambda gm, _: graphs.append(gm) or gm.forward)(x.clone(), order)

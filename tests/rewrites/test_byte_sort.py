@@ -1,4 +1,4 @@
-"""Sorts of positions among few as sorts of bytes: their forms, and what stays."""
+"""Sorts of indices below 256 as sorts of bytes: their forms, and what stays."""
 
 import pytest
 import torch
@@ -84,8 +84,9 @@ def test_drawn_scores(form, tokens, experts, broken, seed):
     scores = torch.randint(9, (tokens, experts), generator=torch.Generator().manual_seed(seed)).float()
     if broken is not None:
         scores[::3, ::2] = broken
-    fn, _ = compiled_by(sort_bytes, FORMS[form])
+    fn, counts = compiled_by(sort_bytes, FORMS[form])
     assert same(fn(scores), FORMS[form](scores))
+    assert counts == [int((tokens if form == "along another dimension" else experts) <= 256)]
 
 
 def test_tokens_that_vary():
@@ -97,8 +98,8 @@ def test_tokens_that_vary():
     assert counts == [1]
 
 
-def test_a_place_has_what_gives_the_positions():
-    """A place begins with what gives the positions, which tells how many there are, and returns tensors alone."""
+def test_a_place_has_what_gives_the_indices():
+    """A place begins with what gives the indices, which tells how large they are, and returns tensors alone."""
     found = []
 
     def backend(gm, inputs):

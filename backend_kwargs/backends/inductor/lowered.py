@@ -75,7 +75,7 @@ class Lowered:
     call: Call | None = None
     in_place: Version | None = None
     backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
-    forwards: dict[Any, object] = field(default_factory=dict)  # these too, while others are in their place
+    forwards: dict[Any, object] = field(default_factory=dict)  # these too, while `forward_passes` replaces them
 
     # ---- in place of Inductor's compile_fx, whose arguments these take
 
@@ -148,7 +148,7 @@ class Lowered:
             self._put(version, for_good=False)
 
     def forward_passes(self) -> "WeakSet[Any]":
-        """Return what has the living autograd nodes of forward passes from now on, until a version is kept."""
+        """Return a weak set, to which each forward pass adds its autograd node until a version is kept."""
         nodes = WeakSet[Any]()
         for function in self._functions:
 

@@ -1,1 +1,5 @@
-"""A bundle on disk: its folder, manifest and parts, the weights in it, and the machine that it was built for."""
+"""A bundle on disk, and the machine that it was built for.
+
+`place` is the folder with its manifest and signer, `contents` loads and saves the parts, `weights` checks and copies
+weights.
+"""

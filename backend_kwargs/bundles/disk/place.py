@@ -4,7 +4,7 @@ A complete folder takes its place by one rename, and nothing that is not ours is
 
 A save fills a private folder, exchanges its name with that of the old bundle, and deletes the old one; what a kill
 leaves under a private name is never loaded, and the next save deletes it. On a file system that cannot exchange names
-no bundle is replaced.
+no bundle is replaced. Triton's C extensions, which a bundle includes, are listed and installed here too.
 """
 
 import ctypes
