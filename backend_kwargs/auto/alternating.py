@@ -20,8 +20,9 @@ import torch
 from backend_kwargs.auto.candidates import SLACK
 from backend_kwargs.auto.process_memory import LONGEST_S
 from backend_kwargs.auto.ranks import may_differ
+from backend_kwargs.backends.inductor.lowered import ForwardPasses
 from backend_kwargs.facts import Call, CompileFacts, RaceRow
-from backend_kwargs.torch_internals.functorch import keeps_saved
+from backend_kwargs.torch_internals.functorch import ends_recomputation, keeps_saved
 from backend_kwargs.trial import ratio_interval, synchronize
 from backend_kwargs.trial.memory import has_room
 
@@ -46,7 +47,7 @@ class Ways:
     devices: Collection[torch.device] = ()
     is_clear: bool = False
     repeats: bool = True
-    passes: Collection[Any] | None = None
+    passes: ForwardPasses | None = None
     decided: Callable[[RaceRow, str], object] = lambda row, why: None
     facts: CompileFacts = field(default_factory=CompileFacts)
     entry: Any = None
@@ -99,8 +100,8 @@ class Alternation:
             call = graph.calls[self.way]
             try:
                 return call(*inputs)
-            except Exception:
-                if call is raced:
+            except Exception as error:
+                if call is raced or ends_recomputation(error):
                     raise
                 self._disturbed = True
                 if not graph.repeats:
@@ -109,14 +110,18 @@ class Alternation:
 
     def _enter(self, graph: Ways) -> None:
         """Begin a new call of the user's, if this call of a graph is one, or end where it took too long."""
+        if any(each.has_failed for each in self._passes()):
+            for each in self._passes():
+                each.nodes.clear()  # of a step that failed
+            self.end()
         if again := graph in self._called:
             self._ends = min(self._ends, self._clock() + LONGEST_S)
-        is_late = self._clock() > self._ends
+        late_s = self._clock() - self._ends
         if self._is_pending():
-            if is_late:
+            if late_s > LONGEST_S:  # perhaps one always is
                 self.end()
         # One that is called again after all others begins a new call of the user's.
-        elif is_late or (again and len(self._called) == len(self.graphs)):
+        elif late_s > 0 or (again and len(self._called) == len(self.graphs)):
             if again and (gone := [each for each in self.graphs if each not in self._called]):
                 self._serve(gone, AS_RACED)  # they are called no more, as where a function is compiled anew
                 self._plan, self._ends = self._in_turn(), math.inf
@@ -140,7 +145,10 @@ class Alternation:
         self._serve(self.graphs, way, why)
 
     def _is_pending(self) -> bool:
-        return any(keeps_saved(each) for graph in self.graphs for each in [*(graph.passes or ())])
+        return any(keeps_saved(node) for each in self._passes() for node in [*each.nodes])
+
+    def _passes(self) -> list[ForwardPasses]:
+        return [each.passes for each in self.graphs if each.passes]
 
     def _serve(self, graphs: Sequence[Ways], way: str, why: str = "") -> None:
         """Let graphs be called one way, and free the others."""
@@ -155,9 +163,10 @@ class Alternation:
         """Yield the way of each call; what is between two of them is timed."""
         self.samples, calls = {}, LEAST_CALLS
         agree = any(all(each.calls[AS_RACED] is each.calls[way] for each in self.graphs) for way in (WITHOUT, WITH))
-        if (agree and all(each.is_clear for each in self.graphs)) or not all(map(has_room, self._devices)):
+        is_clear = all(each.is_clear for each in self.graphs) if agree else bool(self._passes())
+        if is_clear or not all(map(has_room, self._devices)):
             return
-        ways = [WITHOUT, AS_RACED, WITH] if not agree and self.graphs[0].passes is None else [WITHOUT, WITH]
+        ways = [WITHOUT, WITH] if agree else [WITHOUT, AS_RACED, WITH]
         for way in ways:
             yield from [way] * WARM_UPS
             seconds = yield from self._timed(way, 1)

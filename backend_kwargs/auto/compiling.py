@@ -176,8 +176,7 @@ class Compiles:
         facts = made[AS_RACED].compiled.facts
         devices = {each.device for each in tensors_of(self.request.example_inputs)}
         passes = lowered.forward_passes() if self.task.training else None
-        repeats = passes is None and not self.task.inputs.written  # checkpoints end a recomputation by an exception
-        return Ways(calls, keep, rows, devices, is_clear, repeats, passes, facts=facts)
+        return Ways(calls, keep, rows, devices, is_clear, not self.task.inputs.written, passes, facts=facts)
 
     # ---- the ways to a candidate
 

@@ -20,7 +20,7 @@ from backend_kwargs import trial
 from backend_kwargs.auto.graph_stats import GEMMS, calls_a_library
 from backend_kwargs.auto.verdicts import HALF, UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
-from backend_kwargs.graphs.writes import copy_of_graph, is_unknown, storages_of, written_storages
+from backend_kwargs.graphs.writes import copy_of_graph, is_unknown, storages_of, written_memory
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place, traced_value
 from backend_kwargs.torch_internals.tensors import OperatorMode, OpOverload, enter_autocast, schema_of
@@ -28,7 +28,7 @@ from backend_kwargs.trial.served import copied
 
 logger = logging.getLogger("backend_kwargs.auto")
 
-Read: TypeAlias = tuple[Node, Node]  # a node outside, and the first node of the place that reads it
+Read: TypeAlias = tuple[Node, Node]  # a node outside of a place, and the first node of it that reads it
 
 LEAST_SHARE = 0.02  # of a call: what takes less is not worth two compiles
 PRODUCTS = {"linear", "matmul", "einsum", "mv", "scaled_dot_product_attention"} | GEMMS
@@ -83,16 +83,20 @@ def _standing_in(
     ):
         return
     alone = [(standing_alone(place.nodes), standing_alone(place.around)) for place in places]
-    wanted = {read for forms in alone for _, reads in forms for read in reads}
-    written = set[int]().union(*map(written_storages, graph.nodes))
-    watched = _Watched(graph.owning_module, wanted, written, device)
+    written = written_memory(graph)
+
+    def seen(read: Read) -> Read:
+        return (read[0], read[0]) if written.isdisjoint(storages_of(traced_value(read[0]))) else read
+
+    wanted = {seen(read) for forms in alone for _, reads in forms for read in reads}
+    watched = _Watched(graph.owning_module, wanted, device)
     watched.run(*inputs)
     if device.type == "cuda":  # the first run of an operator also loads its kernels, which takes longer than the call
         watched.run(*fresh())
     whole_s = _whole_seconds(watched.seconds)
     for place, forms in zip(places, alone, strict=True):
         seconds = sum(watched.seconds.get(node, 0.0) for node in place.nodes)
-        bare, fused = (CapturedGraph(gm, [watched.values[read] for read in reads]) for gm, reads in forms)
+        bare, fused = (CapturedGraph(gm, [watched.values[seen(read)] for read in reads]) for gm, reads in forms)
         yield Standing(place, bare, fused, seconds, place.count * seconds / whole_s)
 
 
@@ -118,12 +122,11 @@ def _is_product(node: Node) -> bool:
 class _Watched(Interpreter):
     """A run of a graph in eager: the seconds of each node, and the value of each `wanted` pair when it is read.
 
-    It may be written to before that, and afterwards. `written` are the storages that the graph writes to.
+    It may be written to before that, and afterwards; one to which nothing writes is paired with itself.
     """
 
     module: GraphModule
     wanted: set[Read]
-    written: set[int]
     device: torch.device
     values: dict[Read, Any] = field(default_factory=dict)
     seconds: dict[Node, float] = field(default_factory=dict)
@@ -134,14 +137,14 @@ class _Watched(Interpreter):
     def run_node(self, n: Node) -> Any:
         for each in n.all_input_nodes:
             if (each, n) in self.wanted:
-                is_written = not self.written.isdisjoint(storages_of(traced_value(each)))
-                stays = each.op in ("placeholder", "get_attr") and not is_written
-                self.values[each, n] = _kept(self.env[each], stays=stays)
+                self.values[each, n] = _kept(self.env[each], stays=False)
         began = time.perf_counter()
         result = super().run_node(n)
         trial.synchronize(self.device)
         if n.op.startswith("call"):
             self.seconds[n] = time.perf_counter() - began
+        if (n, n) in self.wanted:
+            self.values[n, n] = _kept(result, stays=n.op in ("placeholder", "get_attr"))
         return result
 
 

@@ -141,6 +141,7 @@ def begun(
         raise NotRaceableError(f"one call in eager took {spent:.2g} s, over budget_s={budget_s:g}; raise budget_s")
     budget = Budget(budget_s, started, ended - began)
     checks = ResultChecks(task, task.has_drawn(), device, budget, request.settings.tolerance, eager)
+    sandbox.stack.callback(checks.close)
     return RaceState(request, task, device, budget, checks, Compiles(request, task), sandbox, tell, dynamo_s)
 
 

@@ -116,14 +116,19 @@ class ResultChecks:
         no_reference = f"there is no float64 reference ({self.without}), and " if self.without else ""
         return f"{no_reference}{self.roundings.lacking}"
 
+    def close(self) -> None:
+        """Let go of the inputs and the results of eager, which would stay until garbage is collected."""
+        if self.roundings:
+            self.roundings.close()
+
     def of_eager(self, seen: Results) -> Accuracy:
         """Check a second run of eager against the first, before there is a reference, and prepare further ones."""
         assert self.expected is not None
-        drawn = self.task.drawn()
+        task, drawn = self.task, self.task.drawn()
 
         def rounded_otherwise() -> Results:
-            again = self.task.observe(self.task.copy())
-            if not all(map(torch.equal, drawn, self.task.drawn())):
+            again = task.observe(task.copy())
+            if not all(map(torch.equal, drawn, task.drawn())):
                 raise RuntimeError("it draws other random numbers than eager does")
             return again
 

@@ -8,7 +8,9 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -195,10 +197,14 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
     import torch
 
     machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
+    for given, here in product(settings.stores, machines):  # all at once, and waited for once
+        with suppress(BackendKwargsError):
+            reached(given).begin(folder_of(here), 0)
+    began = time.monotonic()
     for given in settings.stores:
         try:
             store = reached(given)
-            lines = [*_of_store(store, given, settings, machines)]
+            lines = [*_of_store(store, given, settings, machines, began)]
         except AwayError as error:
             why = printable(str(error))
             yield f"Store {store.label!r} cannot be read: {why}{'' if why.endswith(('.', '?')) else '.'}"
@@ -211,8 +217,9 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
             yield from lines
 
 
-def _of_store(store: Reached, given: Store, settings: RaceSettings, machines: Iterable[Machine]) -> Iterator[str]:
-    began = time.monotonic()  # one deadline for all that this store is asked
+def _of_store(
+    store: Reached, given: Store, settings: RaceSettings, machines: Iterable[Machine], began: float
+) -> Iterator[str]:
     if given.trusted_keys and store.is_local and store.answer(store.ask(is_own), store.longest_s(given), began):
         given = replace(given, trusted_keys=())
     for here in machines:

@@ -102,7 +102,8 @@ def written_storages(node: Node) -> set[int]:
     if not node.op.startswith("call"):
         return set()
     leaves = node.all_input_nodes if is_unknown(node) else tree_leaves(_written(node))
-    return {each for leaf in leaves if isinstance(leaf, Node) for each in storages_of(leaf.meta.get("example_value"))}
+    values = (leaf.meta.get("example_value", leaf.meta.get("val")) for leaf in leaves if isinstance(leaf, Node))
+    return {each for value in values for each in storages_of(value)}
 
 
 def is_unknown(node: Node) -> bool:

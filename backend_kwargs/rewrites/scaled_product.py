@@ -68,6 +68,8 @@ class _Reader:
         tensor = example(value)
         if tensor is None or not isinstance(value, Node) or not tensor.is_floating_point():
             return None
+        if tensor.device != self.whole.device:  # a number in the host's memory
+            return None
         sizes = (*[1] * (self.whole.dim() - tensor.dim()), *tensor.shape)
         if all(known_true(size == 1) for at, size in enumerate(sizes) if at not in (0, self.channel)):
             self.small[value] = sizes[self.channel]
@@ -104,7 +106,8 @@ def _applied(function: Callable[..., Any], one: _Affine, other: _Affine) -> _Aff
         return _Affine(one.large or other.large, scale, _folded(function, one.shift, other.shift))
     if function is operator.mul and other.large:
         one, other = other, one
-    if other.large:
+    # What is shifted before it is scaled may cancel, as a mean that is subtracted: after a product it would be rounded.
+    if other.large or other.shift == 0.0 or (one.large and one.shift != 0.0):
         return None
     return _Affine(one.large, *(_folded(function, each, other.shift) for each in (one.scale, one.shift)))
 
@@ -129,7 +132,7 @@ def _product(node: Node, args: Arguments) -> Node | None:
         return None
     reader = _Reader(whole, whole.dim() - 1 if is_linear else 1, _require_grad(args) and not result.requires_grad)
     found = reader.affine(args["input"])
-    if found is None or found.large is None or isinstance(found.scale, float):
+    if found is None or found.large is None or not _varies(found.scale):
         return None
     large = found.large.meta["example_value"]
     is_read_again = any(user not in (node, *reader.inner) for user in found.large.users)  # so it is written anyway
@@ -161,6 +164,11 @@ def _scaled(node: Node, args: Arguments, found: _Affine, reader: _Reader) -> Nod
         made = graph.call_function(torch.add, (made, args["bias"]))
     made = _method(graph, "reshape", made, tuple(result.movedim(reader.channel, -1).shape))
     return _method(graph, "to", _method(graph, "movedim", made, -1, reader.channel), result.dtype)
+
+
+def _varies(scale: Expression) -> bool:
+    """Return whether a tensor is in an expression."""
+    return isinstance(scale, Node) or (isinstance(scale, tuple) and any(map(_varies, scale[1:])))
 
 
 def _inserted(graph: Graph, expression: Expression, small: dict[Node, int]) -> Node | float:

@@ -9,6 +9,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, InputMutationAOTOutput, ParamAOTInput
+from torch.utils.checkpoint import _StopRecomputationError
 
 from backend_kwargs.torch_internals.replacing import undone
 
@@ -50,6 +51,11 @@ def callable_of(result: Any, example_inputs: Sequence[object], *, cudagraphs: bo
 
     fx_config = {"cudagraphs": BoxedBool(cudagraphs), "boxed_forward_device_index": BoxedDeviceIndex(None)}
     return result.wrap_post_compile(list(example_inputs), result.sanitized_aot_config, fx_config)  # type: ignore[no-any-return]
+
+
+def ends_recomputation(error: BaseException) -> bool:
+    """Return whether an exception ends what a checkpoint computes again, once it has what it needs."""
+    return isinstance(error, _StopRecomputationError)
 
 
 def keeps_saved(node: Any) -> bool:

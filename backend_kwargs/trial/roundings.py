@@ -6,7 +6,7 @@ The random numbers that eager draws are noted in one run, and given to another i
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -176,6 +176,10 @@ class Roundings:
         """Let errors that are known from elsewhere come first."""
         self._seen.insert(0, moved)
 
+    def close(self) -> None:
+        """Draw no more: until then this and what draws hold each other."""
+        self._drawn.close()
+
     def __iter__(self) -> Iterator[dict[str, Errors]]:
         for at in range(MOST):
             if at == len(self._seen):
@@ -184,7 +188,7 @@ class Roundings:
                 self._seen.append(following)
             yield self._seen[at]
 
-    def _draw(self) -> Iterator[dict[str, Errors]]:
+    def _draw(self) -> Generator[dict[str, Errors], None, None]:
         """Yield the errors of eager's leaves in one run after the other, until no more are affordable."""
         spent = 0.0
         for at, mode in enumerate(_modes()):

@@ -29,6 +29,7 @@ from backend_kwargs.errors import BackendKwargsWarning
 from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.fleet.board import Result, Unit
 from backend_kwargs.fleet.racing import race_unit
+from backend_kwargs.graphs.writes import storages_of, written_memory
 from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import Rewrite, register_rewrite, table
 from backend_kwargs.rewrites.table import name_of
@@ -752,6 +753,13 @@ def written_after(x, order):
     found = x.cos()
     x.add_(order)
     return found
+
+
+def test_what_a_lowered_graph_writes_is_known():
+    """Inductor's graphs write to their inputs too, whose fake tensors have another name there."""
+    graph = make_fx(lambda x: x.add_(1), tracing_mode="fake")(torch.ones(2)).graph
+    (placeholder,) = graph.find_nodes(op="placeholder")
+    assert written_memory(graph) == storages_of(placeholder.meta["val"])
 
 
 @pytest.mark.parametrize("fn", [scattered, written_after])

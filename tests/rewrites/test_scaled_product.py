@@ -51,9 +51,9 @@ def modulated_tokens(x, w, b, c):
     return F.linear(x * (1 + scale.repeat(1, 1, 2)) - shift.repeat(1, 1, 2), w, b) + x.sum()
 
 
-def shifted_pixels(x, w, b, c):
+def divided_pixels(x, w, b, c):
     x = F.relu(x).permute(0, 3, 1, 2)
-    return F.conv2d((x - 2).div(1 + x.amax((2, 3), True)) * 0.5, w[..., None, None], b)
+    return F.conv2d(x.div(1 + x.amax((2, 3), True)) * 0.5 - 2, w[..., None, None], b)
 
 
 FORMS = (
@@ -62,7 +62,7 @@ FORMS = (
     excitation,
     excitation_by_keywords,
     modulated_tokens,
-    shifted_pixels,
+    divided_pixels,
 )
 
 
@@ -160,6 +160,10 @@ NEAR_MISSES = {
     "float16": lambda x, w, s: (F.linear(x.half() * s.half(), w.half()), x.sum()),
     "float32": lambda x, w, s: (F.linear((f := x.float()) * s.float(), w.float()), f.sum()),
     "a number": lambda x, w, s: (F.linear(x * 2, w), x.sum()),
+    "numbers": lambda x, w, s: (F.linear(x * 3 / 8 + s, w), x.sum()),
+    "a negative": lambda x, w, s: (F.linear(s - x, w), x.sum()),
+    "a shift that is scaled": lambda x, w, s: (F.linear((x - 100 * s) * s, w), x.sum()),
+    "a quotient by zero": lambda x, w, s: (F.linear(x / 0 * s, w).isnan(), x.sum()),
     "a number on the left": lambda x, w, s: (F.linear(2 * (x * s), w), x.sum()),
     "a shift alone": lambda x, w, s: (F.linear(x + s, w), x.sum()),
     "a scale for each pixel": lambda x, w, s: (F.linear(x * x[..., :1], w), x.sum()),

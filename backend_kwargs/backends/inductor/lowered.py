@@ -6,7 +6,7 @@ by an object, the place, and every version of the graph can take that place.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -52,7 +52,7 @@ class Version:
 
     graphs: list[CompiledFxGraph] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
-    backwards: list[object] = field(default_factory=list)
+    backwards: list[Any] = field(default_factory=list)
 
     def unrecorded(self) -> "Version":
         """Return the version of the same code without CUDA graphs."""
@@ -63,6 +63,27 @@ class Version:
         """Let its CUDA graphs be recorded anew, in the trees of the next call."""
         for each in self.recordings:
             each.record_again()
+
+
+@dataclass(eq=False, slots=True)
+class ForwardPasses:
+    """The living autograd nodes of forward passes, and whether a backward pass has failed."""
+
+    nodes: WeakSet[Any] = field(default_factory=WeakSet)
+    has_failed: bool = False
+
+    def forward(self, function: Call, node: Any, *inputs: object) -> object:
+        """Call the forward function of a node."""
+        self.nodes.add(node)
+        return function(node, *inputs)
+
+    def backward(self, function: Call, node: Any, *gradients: object) -> object:
+        """Call its backward function."""
+        try:
+            return function(node, *gradients)
+        except Exception:
+            self.has_failed = True
+            raise
 
 
 @dataclass
@@ -76,6 +97,7 @@ class Lowered:
     in_place: Version | None = None
     backwards: list[object] = field(default_factory=list)  # as AOTAutograd made them
     forwards: dict[Any, object] = field(default_factory=dict)  # these too, while `forward_passes` replaces them
+    passes: "ForwardPasses | None" = None
 
     # ---- in place of Inductor's compile_fx, whose arguments these take
 
@@ -147,18 +169,13 @@ class Lowered:
         if version is not self.in_place:
             self._put(version, for_good=False)
 
-    def forward_passes(self) -> "WeakSet[Any]":
-        """Return a weak set, to which each forward pass adds its autograd node until a version is kept."""
-        nodes = WeakSet[Any]()
+    def forward_passes(self) -> "ForwardPasses":
+        """Return what is noted of forward passes, and of their backward passes, until a version is kept."""
+        self.passes, self.in_place = ForwardPasses(), None  # so that the next one is put with what notes
         for function in self._functions:
-
-            def noted(node: Any, *inputs: object, forward: Call = function.forward) -> object:
-                nodes.add(node)
-                return forward(node, *inputs)
-
             self.forwards[function] = vars(function)["forward"]
-            function.forward = staticmethod(noted)
-        return nodes
+            function.forward = staticmethod(partial(self.passes.forward, function.forward))
+        return self.passes
 
     def keep(self, version: Version | None) -> None:
         """Put a version in place for good; without one, nothing is called any more."""
@@ -180,7 +197,8 @@ class Lowered:
         for each, graph in zip(self.graphs, version.graphs, strict=True):
             take_place(each.place, graph, for_good=for_good)
         for function, backward in zip(self._functions, version.backwards, strict=True):
-            function.backward = backward
+            noting = self.passes and not for_good and staticmethod(partial(self.passes.backward, backward))
+            function.backward = noting or backward
         self.in_place = version
 
     def _check(self, version: Version) -> None:
