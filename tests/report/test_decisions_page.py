@@ -76,7 +76,7 @@ def test_a_race_that_was_cut_counts_what_it_did_not_try():
     (warned,) = warnings_of(cut, "3 ops")
     open_ = "1 of 5 not tried; budget_s=90 would try all"
     assert (warned.kind, warned.text) == ("cut", f"The decision is provisional: {open_}.")
-    assert sentence(verdict_of(cut))[-1].text == f"; provisional: {open_}."
+    assert [*sentence(verdict_of(cut))][-1].text == f"; provisional: {open_}."
     assert [*warnings_of(DECISION, "3 ops")] == []
 
 

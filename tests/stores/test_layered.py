@@ -86,7 +86,7 @@ def body_in_folder(store):
 
 
 def found(store):
-    return {name: document.body for name, document in store.group(FOLDER, START).items()}
+    return {name: document.body for name, document in store.newest(store.looked_up(FOLDER, START)).items()}
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_what_is_not_asked_for_is_not_looked_at(far, keys):
     """Documents of other names may be broken or unsigned: nobody is warned of them."""
     keep(far, {"of": "far"}, 1)
     store = layered(far, trusted_keys=(keys[0].public_key(),))
-    assert store.group(FOLDER, START, lambda name: name != NAME) == {}
+    assert store.newest(store.looked_up(FOLDER, START), lambda name: name != NAME) == {}
 
 
 class Meanwhile:
