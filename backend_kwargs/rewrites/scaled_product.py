@@ -20,7 +20,7 @@ from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
 
 REWRITE = Rewrite(
-    "Linear layers and 1x1 convolutions of an input that is scaled for each sample, with the scale in the weights",
+    "Linear layers and 1x1 convolutions of an input scaled for each sample, with the scale in the weights",
     traced=f"{__name__}:scale_weights",
     needs=("gpu",),
     applies="bfloat16; linear layers, 1x1 convolutions in channels last; two positions for each result channel",
