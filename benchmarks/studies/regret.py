@@ -27,7 +27,8 @@ from benchmarks.execution.process import Tell
 from benchmarks.execution.records import append
 from benchmarks.execution.turns import Job, Process, step
 from benchmarks.execution.ways import WAYS
-from benchmarks.workloads.held_out import BY_NAME, Scale
+from benchmarks.workloads.drawn import MODELS
+from benchmarks.workloads.held_out import Scale
 
 NOISE = 0.02  # two candidates that differ by less are the same choice
 MOST_FLIPS, MOST_REGRET = 0.1, 0.02
@@ -131,16 +132,25 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _of_model(asked: Asked, name: str, say: Tell) -> dict[str, Any]:
     races: list[dict[str, Any]] = []
     firsts: list[float] = []
-    for at in range(asked.races):
-        folder = asked.out / "work" / name / str(at)
-        answer = _raced(asked, name, folder)
-        if answer["status"] != "pass":
-            return {"status": answer["status"], "reason": answer["reason"]}
-        if len(answer["races"]) != 1:
-            return {"status": "unavailable", "reason": f"{len(answer['races'])} races: the regret is that of one graph"}
-        races += answer["races"]
-        firsts.append(answer["first_call_s"])
-        say(f"{name}: race {at + 1} chose {races[-1]['winner']}, first call {firsts[-1]:.1f} s")
+    processes = [Process(_job(asked, name, asked.out / "work" / name / str(at))) for at in range(asked.races)]
+    try:
+        built = [each.answer(LONGEST_S) for each in processes]  # before the first race, which they would slow
+        if failed := [each for each in built if each["status"] != "built"]:
+            return {"status": failed[0]["status"], "reason": failed[0]["reason"]}
+        for at, raced in enumerate(processes):
+            answer = raced.ask(WAYS["auto"].limit_s, do="first_call")
+            if answer["status"] != "pass":
+                return {"status": answer["status"], "reason": answer["reason"]}
+            if len(answer["races"]) != 1:
+                found = len(answer["races"])
+                return {"status": "unavailable", "reason": f"{found} races: the regret is that of one graph"}
+            races += answer["races"]
+            firsts.append(answer["first_call_s"])
+            say(f"{name}: race {at + 1} chose {races[-1]['winner']}, first call {firsts[-1]:.1f} s")
+            raced.kill()
+    finally:
+        for each in processes:
+            each.kill()
     names, cache = candidates_of(races), asked.out / "work" / name / "0"
     outcome = process.run(timed, _job(asked, name, cache), list(names), asked.rounds, step_s=LONGEST_S, heard=say)
     shutil.rmtree(asked.out / "work" / name, ignore_errors=True)
@@ -154,15 +164,6 @@ def _job(asked: Asked, name: str, folder: Path) -> Job:
     return Job(name, "auto", asked.scale, asked.device, dtype, str(folder), "")
 
 
-def _raced(asked: Asked, name: str, folder: Path) -> dict[str, Any]:
-    raced = Process(_job(asked, name, folder))
-    try:
-        built = raced.answer(LONGEST_S)
-        return raced.ask(WAYS["auto"].limit_s, do="first_call") if built["status"] == "built" else built
-    finally:
-        raced.kill()
-
-
 def timed(tell: Tell, job: Job, keys: Sequence[str], rounds: int) -> dict[str, list[float]]:
     """Return the samples of each candidate that runs, compiled in this process with the caches of a race."""
     os.environ |= {name: value for name, value in job.environment.items() if name.startswith(("TOR", "TRI", "HF"))}
@@ -170,7 +171,7 @@ def timed(tell: Tell, job: Job, keys: Sequence[str], rounds: int) -> dict[str, l
 
     from backend_kwargs.trial import interleave
 
-    row = BY_NAME[job.model]
+    row = MODELS[job.model]
     model, args = row.build(torch.device(job.device), getattr(torch, job.dtype), job.scale)
     calls: dict[str, Callable[[], object]] = {}
     for key in keys:
