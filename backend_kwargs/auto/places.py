@@ -33,8 +33,11 @@ Read: TypeAlias = tuple[Node, Node]  # a node outside of a place, and the first 
 LEAST_SHARE = 0.02  # of a call: what takes less is not worth two compiles
 PRODUCTS = {"linear", "matmul", "einsum", "mv", "scaled_dot_product_attention"} | GEMMS
 MOST_NEIGHBOURS = 8
-# Reductions, casts and views that torch has no tag for.
-FUSED = frozenset({"_softmax", "native_layer_norm", "native_group_norm", "_fused_rms_norm", "_to_copy", "_unsafe_view"})
+# Gathers, reductions, casts and views that torch has no tag for.
+FUSED = frozenset(
+    {"index", "index_select", "gather", "embedding", "_softmax", "native_layer_norm", "native_group_norm"}
+    | {"_fused_rms_norm", "_to_copy", "_unsafe_view"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,16 @@ def test_the_faster_way_serves(planted, seconds, winner):
 
 
 @pytest.mark.parametrize(
+    ("gain", "expected"),
+    [pytest.param(1.02, (WITH, False), id="beyond the slack"), pytest.param(1.004, (WITHOUT, False), id="within it")],
+)
+def test_where_more_rounds_are_left_out_the_median_decides(gain, expected):
+    """An interval on both sides of the slack asks for more rounds; without them the median gain counts."""
+    noise = [1.0, 1.03, 0.97, 1.02, 0.98, 1.01, 0.99]
+    assert alternating.fastest({WITHOUT: [gain * each for each in noise], WITH: [1.0] * 7}) == expected
+
+
+@pytest.mark.parametrize(
     ("second", "winners"),
     [
         pytest.param({"with": 0.02, "without": 0.01}, [WITH, WITHOUT], id="as raced"),

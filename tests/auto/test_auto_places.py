@@ -455,6 +455,7 @@ def test_another_model_with_a_place_times_nothing(store, judged, then, options, 
         pytest.param(lambda x, y: F.linear(F.gelu(x), y) * 2, "gelu linear mul", id="functions"),
         pytest.param(lambda x, y: F.linear(x, y).t().sigmoid().float(), "linear t sigmoid float_1", id="methods"),
         pytest.param(lambda x, y: F.layer_norm(F.linear(x, y), (8,)).mean(-1), "linear layer_norm mean", id="norms"),
+        pytest.param(lambda x, y: F.linear(x[y[0].long()], y), "getitem long getitem_1 linear", id="gathered"),
         pytest.param(lambda x, y: F.linear(x, y) @ y, "linear", id="another product"),
         pytest.param(lambda x, y: F.linear(x, y).add_(1).sin(), "linear", id="in place"),
         pytest.param(lambda x, y: F.dropout(F.linear(x, y)), "linear", id="drawn"),
@@ -465,7 +466,7 @@ def test_another_model_with_a_place_times_nothing(store, judged, then, options, 
     ],
 )
 def test_what_is_fused_with_a_place_of_dynamos_graph(fresh_dynamo, fn, around):
-    """Functions and methods that call nothing but pointwise operators, views and reductions; no value is written."""
+    """Functions and methods that call nothing but gathers, pointwise operators, views and reductions; none writes."""
     found = []
     torch.compile(fn, backend=lambda gm, inputs: found.append(gm.graph) or gm.forward)(*torch.randn(2, 8, 8))
     (linear,) = found[0].find_nodes(op="call_function", target=F.linear)
