@@ -116,8 +116,6 @@ def _request(compiler: Compiler, graph: CapturedGraph, options: Options, followi
 def _check_race(options: Options, here: Machine, tell: Tell) -> None:
     _needs_trees(options, here, tell)  # for the copies that auto makes unless it is told not to
     check_candidates(options.get("candidates") or ())
-    for limit in auto.unreadable_keys(options):
-        tell_or_raise(limit, options, tell)
 
 
 # ---- precision: the graph in a lower precision, measured

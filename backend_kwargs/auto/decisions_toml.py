@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_of, trusted
 from backend_kwargs.auto.settings import RaceSettings
@@ -14,7 +15,7 @@ from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_on
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, has_form, parsed
 from backend_kwargs.files import read_toml, write_whole
 from backend_kwargs.options import precisions
-from backend_kwargs.options.option import Options, with_users
+from backend_kwargs.options.option import with_users
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
 from backend_kwargs.rewrites.table import list_rewrites
 
@@ -22,8 +23,7 @@ HEAD = f"""\
 # Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;
 # `load_templates` reads each winner as a template.
 schema = {KIND.schema}"""
-PLAIN = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made")
-FURTHER = ("inputs", "model", "budget_s")  # where they are known
+KEPT = ("graph", "winner", "compiler", "facts", "seconds", "cut_s", "made", "inputs", "model", "budget_s")
 KEY = re.compile("[0-9a-f]{64}")
 
 
@@ -54,44 +54,40 @@ def write_decisions(decisions: Iterable[Decision], path: Path) -> list[Decision]
 def _text(decision: Decision, named: Container[str]) -> str:
     """Return the tables of a decision, "" if they would not be read back; without a template that is `named` before."""
     unlike = [f"option {name!r} is {shown(value)}" for name, value in decision.options.items() if not has_form(value)]
-    why = "" if KEY.fullmatch(decision.key) else "its key has not 64 hexadecimal digits"
-    why = next(iter(unlike), why)
-    if not why:
-        text = "\n".join(_lines(decision, named))
-        try:
-            tomllib.loads(text.encode().decode())
-        except (ValueError, RecursionError) as error:  # as of a number that is none, or half of a character
-            why = error_text(error)
+    why = next(iter(unlike), "" if KEY.fullmatch(decision.key) else "its key has not 64 hexadecimal digits")
+    text = "" if why else "\n".join(toml_lines(_tables(decision, named)))
+    try:
+        tomllib.loads(text.encode().decode())
+    except (ValueError, RecursionError) as error:  # as of a number that is none, or half of a character
+        why = error_text(error)
     if why:
         warn_once(f"Decision {decision.key[:20]} is left out, it cannot be written as TOML: {why}.")
     return "" if why else text
 
 
-def _lines(decision: Decision, named: Container[str]) -> Iterator[str]:
+def _tables(decision: Decision, named: Container[str]) -> dict[str, Any]:
+    """Return a decision as a file has it, and the winner's options, with those of the user on top, as a template."""
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
-    if template_name(decision) not in named:
-        yield from _template(decision, fixed)
-    further = {name: value for name in FURTHER if (value := getattr(decision, name))}
-    yield from toml_table(("decisions", decision.key), {name: getattr(decision, name) for name in PLAIN} | further)
-    yield from toml_table(("decisions", decision.key, "options"), decision.options)
-    yield from toml_table(("decisions", decision.key, "fixed"), fixed)
-    machine = {name: value for name, value in decision.machine.items() if value is not None}
-    yield from toml_table(("decisions", decision.key, "machine"), machine)
-
-
-def _template(decision: Decision, fixed: Options) -> Iterator[str]:
-    """Yield the winner's options, with those of the user on top, as a template."""
-    name = template_name(decision)
+    own = {name: getattr(decision, name) for name in KEPT}
+    tables = {"options": decision.options, "fixed": fixed, "machine": decision.machine}
+    decided = {"decisions": {decision.key: own | tables}}
+    if (name := template_name(decision)) in named:
+        return decided
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")
-    yield from toml_table(("templates", name), {"summary": f"{decision.winner} for {decision.facts}"})
-    yield from toml_table(("templates", name, "options"), with_users(decision.options, fixed))
+    summary = f"{decision.winner} for {decision.facts}"
+    return {"templates": {name: {"summary": summary, "options": with_users(decision.options, fixed)}}, **decided}
 
 
-def toml_table(path: tuple[str, ...], values: Options) -> Iterator[str]:
-    """Yield the lines of a TOML table."""
-    yield f"\n[{'.'.join(map(_written, path))}]"
-    yield from (f"{_written(name)} = {_written(value)}" for name, value in values.items())
+def toml_lines(values: Mapping[str, Any], *path: str) -> Iterator[str]:
+    """Yield the lines of a TOML table and of those in it; None, which TOML lacks, is left out."""
+    tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    own = {name: value for name, value in values.items() if name not in tables and value is not None}
+    if path and (own or not tables):
+        yield f"\n[{'.'.join(map(_written, path))}]"
+    yield from (f"{_written(name)} = {_written(value)}" for name, value in own.items())
+    for name, table in tables.items():
+        yield from toml_lines(table, *path, name)
 
 
 def _written(value: object) -> str:

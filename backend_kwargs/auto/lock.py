@@ -1,19 +1,19 @@
 """A lock: what timing chose for a model, as TOML that can be reviewed and committed."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
-from backend_kwargs.auto.decisions_toml import toml_table
+from backend_kwargs.auto.decisions_toml import toml_lines
 from backend_kwargs.auto.machine import FIELDS, Machine, in_words
 from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Decision, PinnedKernel, Pins, Value
 from backend_kwargs.facts.decision import check, has_form
 from backend_kwargs.files import read_toml, write_whole
-from backend_kwargs.options.option import Options
 
 VERSION = 2  # 1 had other keys
 HEAD = """\
@@ -21,7 +21,7 @@ HEAD = """\
 # Written by `backend-kwargs pin`; pin again for another machine or release."""
 
 
-class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A decision in a lock: what is compiled, and for people which graph it is."""
 
     graph: str
@@ -43,27 +43,18 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_lock(pins: Pins, path: Path) -> None:
     """Write a lock, sorted by keys, so that only what has changed differs from the one before."""
-    write_whole(path, "\n".join([HEAD, f"version = {VERSION}", *_lines(pins)]) + "\n")
-
-
-def _lines(pins: Pins) -> Iterator[str]:
-    yield from toml_table(("machine",), {name: value for name, value in sorted(pins.machine.items()) if value})
-    for key, decision in sorted(pins.decisions.items()):
-        named = {name: value for name in ("model", "inputs") if (value := getattr(decision, name))}
-        yield from toml_table(("decisions", key), {"graph": decision.graph, "winner": decision.winner, **named})
-        yield from toml_table(("decisions", key, "options"), _sorted(decision.options))
-    for key, kernel in sorted(pins.kernels.items()):
-        fields = {name: getattr(kernel, name) for name in ("kernel", "inputs", "output", "of")}
-        yield from toml_table(("kernels", key), fields)
-    for key, configuration in sorted(pins.configurations.items()):
-        yield from toml_table(("configurations", key), _sorted(configuration))
-
-
-def _sorted(options: Options) -> dict[str, Any]:
-    for name, value in options.items():
-        if not has_form(value):
-            raise BackendKwargsError(f"Option {name!r} is {shown(value)}, which cannot be pinned; leave it out.")
-    return dict(sorted(options.items()))
+    for options in (*(each.options for each in pins.decisions.values()), *pins.configurations.values()):
+        for name, value in options.items():
+            if not has_form(value):
+                raise BackendKwargsError(f"Option {name!r} is {shown(value)}, which cannot be pinned; leave it out.")
+    machine: dict[str, Value] = {name: value for name, value in pins.machine.items() if value}
+    decisions = {
+        key: _Decided(each.graph, each.winner, {**each.options}, each.model, each.inputs)
+        for key, each in pins.decisions.items()
+    }
+    configurations: dict[str, Any] = {**pins.configurations}
+    document = _Document(VERSION, machine, decisions, pins.kernels, configurations)
+    write_whole(path, "\n".join([HEAD, *toml_lines(msgspec.to_builtins(document, order="deterministic"))]) + "\n")
 
 
 def read_lock(path: str | Path) -> Pins:
@@ -79,17 +70,13 @@ def read_lock(path: str | Path) -> Pins:
         raise BackendKwargsError(f"Lock {str(path)!r} has version {shown(version)}, not {VERSION}: {later}.")
     try:
         document = msgspec.convert(tables, _Document)
-        decisions = {key: _decision(key, each) for key, each in document.decisions.items()}
+        decisions = {key: Decision(key, made=0.0, **asdict(each)) for key, each in document.decisions.items()}
+        for each in decisions.values():
+            check(each)
     except (ValueError, TypeError, RecursionError) as error:
         raise BackendKwargsError(f"{str(path)!r} is not a lock: {str(error).rstrip('.')}.") from None
     configurations: dict[str, Mapping[str, Value]] = {**document.configurations}
     return Pins(str(path), document.machine, decisions, document.kernels, configurations)
-
-
-def _decision(key: str, of: _Decided) -> Decision:
-    decision = Decision(key, of.graph, of.winner, of.options, made=0.0, model=of.model, inputs=of.inputs)
-    check(decision)
-    return decision
 
 
 def described(path: str) -> str:

@@ -1,12 +1,12 @@
 """What a decision depends on besides the graph and the question: the device, and what else a machine has.
 
-A table says of each field where it counts: in the key, so that another value is another decision; as near, so that the
-decision is checked or raced again; or nowhere, so that it is only recorded. In a lock each of its fields must be equal.
+The device is in the key, so that another one is another decision. A table says of the other fields where they are near,
+so that a decision is checked or raced again where they differ; else they are only recorded. In a lock each of its
+fields must be equal.
 """
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from enum import Enum
 from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -18,42 +18,31 @@ from backend_kwargs.options.machine import machine as probed
 Machine: TypeAlias = Mapping[str, str | int | float | bool | None]
 
 
-class Counts(Enum):
-    """Where a field counts."""
-
-    IN_THE_KEY = "in the key"
-    NEAR = "near"
-    RECORDED = "recorded only"
-
-
-KEY, NEAR, RECORDED = Counts
-
-
 def _series(release: object) -> object:
     """Return the first two numbers of a release: its patches compile the same way."""
     return ".".join(release.split(".")[:2]) if isinstance(release, str) else release
 
 
 class Field(NamedTuple):
-    """Where a field counts for graphs on a CPU and for those on a GPU, for whose locks, and what near ones share."""
+    """For graphs on which of "cpu" and "cuda" a field is near, and in locks; and what near ones share."""
 
-    on_cpu: Counts
-    on_gpu: Counts
+    near: Collection[str] = ()
     in_locks: Collection[str] = ()
     compared: Callable[[object], object] = lambda value: value
 
 
+BOTH = ("cpu", "cuda")
 FIELDS: Mapping[str, Field] = {
-    "device": Field(KEY, KEY),
-    "threads": Field(NEAR, RECORDED, ["cpu"]),
-    "torch": Field(NEAR, NEAR, ["cpu", "cuda"], _series),
-    "triton": Field(RECORDED, NEAR, ["cpu", "cuda"], _series),
-    "backend-kwargs": Field(RECORDED, RECORDED, ["cpu", "cuda"]),
-    "gpu": Field(RECORDED, RECORDED, ["cuda"]),
-    "cpu": Field(RECORDED, RECORDED, ["cpu"]),
-    "cuda": Field(RECORDED, RECORDED, ["cpu", "cuda"]),
-    "driver": Field(RECORDED, RECORDED),
-    "world": Field(RECORDED, RECORDED),
+    "device": Field(),
+    "threads": Field(near=["cpu"], in_locks=["cpu"]),
+    "torch": Field(near=BOTH, in_locks=BOTH, compared=_series),
+    "triton": Field(near=["cuda"], in_locks=BOTH, compared=_series),
+    "backend-kwargs": Field(in_locks=BOTH),
+    "gpu": Field(in_locks=["cuda"]),
+    "cpu": Field(in_locks=["cpu"]),
+    "cuda": Field(in_locks=BOTH),
+    "driver": Field(),
+    "world": Field(),
 }
 
 
@@ -96,12 +85,12 @@ def _spelled(device: str) -> str:
 
 def variant_of(there: Machine) -> str:
     """Return a short name of what is near for graphs on this device."""
-    return digest([_compared(there, name) for name in _near(there)], 8)
+    return digest([*_near(there).values()], 8)
 
 
 def distance(there: Machine, here: Machine) -> int:
     """Return how many of the fields that are near differ."""
-    return sum(_compared(there, name) != _compared(here, name) for name in _near(here))
+    return len(_nearly(there, here))
 
 
 def difference(there: Machine, here: Machine) -> str:
@@ -111,7 +100,7 @@ def difference(there: Machine, here: Machine) -> str:
 
 def near_difference(there: Machine, here: Machine) -> str:
     """Return in words what makes a decision near, "" if nothing does."""
-    return in_words([name for name in _near(here) if _compared(there, name) != _compared(here, name)], there, here)
+    return in_words(_nearly(there, here), there, here)
 
 
 def in_words(names: Iterable[str], there: Machine, here: Machine) -> str:
@@ -120,10 +109,13 @@ def in_words(names: Iterable[str], there: Machine, here: Machine) -> str:
     return printable(", ".join(f"{name} {there.get(name)!r} (here {here.get(name)!r})" for name in differing))
 
 
-def _near(there: Machine) -> list[str]:
-    on_cpu = device_of(there).startswith("cpu")
-    return [name for name, field in FIELDS.items() if (field.on_cpu if on_cpu else field.on_gpu) is NEAR]
+def _nearly(there: Machine, here: Machine) -> list[str]:
+    """Return the fields that are near on this device, and differ."""
+    theirs = _near(there)
+    return [name for name, value in _near(here).items() if theirs.get(name) != value]
 
 
-def _compared(there: Machine, name: str) -> object:
-    return FIELDS[name].compared(there.get(name))
+def _near(there: Machine) -> dict[str, object]:
+    """Return what is compared of a machine's fields that are near on its device."""
+    kind = "cpu" if device_of(there).startswith("cpu") else "cuda"
+    return {name: field.compared(there.get(name)) for name, field in FIELDS.items() if kind in field.near}

@@ -2,10 +2,8 @@
 
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from backend_kwargs.auto.settings import RaceSettings
@@ -21,7 +19,6 @@ PREFIX = "backend_kwargs/auto"
 GRACE_S = 120.0  # a compile that is running when the budget ends may finish
 SHARE = 0.5  # of the process group's timeout: the rest is for compiling, and for collectives that wait for this rank
 LOOK_S = 0.2  # a rank that waits looks so often, since a store's own wait() stops other threads' calls and Ctrl-C
-BEAT_S, SILENCE_S = 5.0, 60.0  # the deciding rank counts up so often; without a count for so long, it is dead
 
 
 def agreed(
@@ -39,14 +36,14 @@ def agreed(
     try:
         place = _place_of(store, key, settings)
         first = store.add(f"{place}/owner", 1) == 1
-        why = "" if first else _waited(store, place, longest_wait_s(settings))
+        came = first or _came(store, place, longest_wait_s(settings))
     except Exception:  # noqa: BLE001 - each kind of store raises its own error
         return _unreachable(default)
-    decision = default(why or "the racing rank failed or was interrupted", Unraced.LEFT)
+    why = "the racing rank failed or was interrupted" if came else "timed out waiting for the racing rank"
+    decision = default(why, Unraced.LEFT)
     try:
         if first:
-            with _counting(store, place):
-                decision = decide()
+            decision = decide()
     finally:
         stored = _first_stored(store, place, decision, default)
     return stored
@@ -69,38 +66,12 @@ def longest_wait_s(settings: RaceSettings) -> float:
     return min(2 * settings.budget_s + GRACE_S, SHARE * distributed.shortest_timeout_s())
 
 
-def _waited(store: "Store", place: str, longest_s: float) -> str:
-    """Wait for the decision; return why there is none, "" if there is one."""
-    began_s = changed_s = time.monotonic()
-    last = None
-    while (now_s := time.monotonic()) < began_s + longest_s:
-        if store.check([f"{place}/decision"]):
-            return ""
-        if (count := store.add(f"{place}/count", 0)) != last:
-            last, changed_s = count, now_s
-        if now_s - changed_s > SILENCE_S:
-            return "the racing rank no longer answers"
+def _came(store: "Store", place: str, longest_s: float) -> bool:
+    """Wait for the decision; return whether there is one."""
+    ends = time.monotonic() + longest_s
+    while not (came := store.check([f"{place}/decision"])) and time.monotonic() < ends:
         time.sleep(LOOK_S)
-    return "timed out waiting for the racing rank"
-
-
-@contextmanager
-def _counting(store: "Store", place: str) -> Iterator[None]:
-    """Show the other ranks that this one is alive."""
-    ended = threading.Event()
-
-    def count() -> None:
-        with suppress(Exception):  # the store went with its process group
-            while not ended.wait(BEAT_S):
-                store.add(f"{place}/count", 1)
-
-    thread = threading.Thread(target=count, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(BEAT_S)
+    return bool(came)
 
 
 def _first_stored(

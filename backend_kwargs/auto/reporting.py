@@ -3,8 +3,8 @@
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import datetime
 from typing import TypeAlias
@@ -31,17 +31,12 @@ WORDS = {
 MORE = 1.25  # times what was spent and predicted: the budget that is named
 
 
-@contextmanager
-def progress(told: OnProgress | None = None) -> Iterator[OnProgress]:
-    """Yield what to call with a candidate's name and the fraction of the race that is done.
+def progress(told: OnProgress | None = None) -> AbstractContextManager[OnProgress]:
+    """Give what to call with a candidate's name and the fraction of the race that is done.
 
-    It calls `told`, the option `on_progress`; without it, it shows a progress line if standard error is a terminal.
+    It is `told`, the option `on_progress`; without it, a progress line is shown if standard error is a terminal.
     """
-    if told is not None:
-        yield told
-        return
-    with shown("auto", "eager, default") as show:
-        yield show
+    return shown("auto", "eager, default") if told is None else nullcontext(told)
 
 
 def tell(decision: Decision, told: set[tuple[str, str]]) -> None:

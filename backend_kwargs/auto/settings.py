@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from backend_kwargs.errors import BackendKwargsError, removed, wrong_value
-from backend_kwargs.options import AUTO_DATA, Limit, Options, Rule, Tolerance, Where, declared, precisions
+from backend_kwargs.options import AUTO_DATA, Options, Rule, Tolerance, Where, declared, precisions
 from backend_kwargs.stores import Documents, Store
 
 Seconds = Annotated[float, Where("of at least 0", lambda seconds: seconds >= 0)]
@@ -99,30 +99,11 @@ def read_race(given: Any) -> Any:
 
 
 def check_keys(options: Options) -> None:
-    """Raise if a key is not where it is said to be; a compile goes on without it."""
+    """Raise if a key is not where it is said to be; a compile goes on without one that cannot be read."""
     for store in RaceSettings.of(options).stores:
         for key in (store.signing_key, *store.trusted_keys):
             if isinstance(key, str) and not os.path.exists(key):  # noqa: PTH110 - False too for a name that is too long
                 raise BackendKwargsError(f"There is no key {key!r}, which option 'store' names.")
-
-
-def unreadable_keys(options: Options) -> Iterator[Limit]:
-    """Yield why keys cannot be read here, and what is left out without them: no key makes a compile fail."""
-    from backend_kwargs.stores.documents import private_key, public_key
-
-    for store in RaceSettings.of(options).stores:
-        signing = [] if store.signing_key is None else [store.signing_key]
-        kinds: tuple[tuple[str, Callable[[object], object], Sequence[object], str], ...] = (
-            ("trusted_keys", public_key, store.trusted_keys, "no decision that others can write there is used"),
-            ("signing_key", private_key, signing, "no decision that is made here is stored there"),
-        )
-        for name, read, keys, otherwise in kinds:
-            for key in keys:
-                try:
-                    read(key)
-                except BackendKwargsError as error:
-                    why, advice = str(error).rstrip("."), "name a file that can be read"
-                    yield Limit(f"Store's {name!r}", why, advice, otherwise)
 
 
 INSTEAD = (

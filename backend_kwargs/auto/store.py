@@ -5,12 +5,9 @@ that one with 16 threads and one with 32 do not take turns at replacing each oth
 """
 
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,16 +18,13 @@ from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision, check
 from backend_kwargs.stores import Documents, Store
-from backend_kwargs.stores.deadlines import AwayError, Reached
 from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, decoded, encoded, is_forgotten
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.layered import Body, Layered, LookedUp, check_replaces, every, is_own, put, reached
+from backend_kwargs.stores.layered import Body, Layered, LookedUp, check_replaces, is_own, put
 from backend_kwargs.stores.opening import opened
 
 FOLDER = "decisions/"
 COMPUTATION = 16  # digits of a key that stand for the computation at any sizes
-# Before schema 2, keys held what was estimated and the sources of rewrites: no graph has such a key any more.
-KIND = Kind("decision", Decision, schema=2, oldest=2, check=check, stays=attrgetter("provisional"))
 
 
 def folder_of(there: Machine) -> str:
@@ -46,6 +40,10 @@ def name_of(decision: Decision) -> str:
 def name_on(there: Machine, key: str) -> str:
     """Return the name of the document with the decision for `key` of such a machine."""
     return f"{folder_of(there)}{key}.{variant_of(there)}.json"
+
+
+# Before schema 2, keys held what was estimated and the sources of rewrites: no graph has such a key any more.
+KIND = Kind("decision", Decision, schema=2, oldest=2, check=check, stays=attrgetter("provisional"), named=name_of)
 
 
 @dataclass(frozen=True)
@@ -98,39 +96,34 @@ class DecisionStore:
         if start not in self._looked_up:
             self._looked_up[start] = self.layered.looked_up(folder_of(self.here), start)
         found = self.layered.newest(self._looked_up[start], only)
-        named = [(each, difference(each.machine, self.here)) for each in decisions_in(found.values(), warn_once)]
-        return [each if each.differs == differs else replace(each, differs=differs) for each, differs in named]
-
-
-def decisions_in(documents: Iterable[Document[Decision]], tell: Callable[[str], object]) -> Iterator[Decision]:
-    """Yield the decisions in documents that are named as they must be, without tombstones."""
-    for each in documents:
-        if each.body is None:
-            continue
-        if name_of(each.body) == each.name:
-            yield each.body
-        else:
-            tell(f"{printable(each.name)} is not used: the decision in it is {printable(each.body.key[:12])}'s.")
+        bodies = [each.body for each in found.values() if each.body is not None]
+        return [replace(each, differs=difference(each.machine, self.here)) for each in bodies]
 
 
 class Catalogue:
-    """The decisions of a whole store, for people: errors are raised."""
+    """The decisions of a whole store, for people: errors are raised, and what is `refused` is warned of, or not."""
 
-    def __init__(self, given: "str | Path | Documents | Store | None" = None, *, must_exist: bool = False) -> None:
-        self._of = Store.of(given)
+    def __init__(
+        self, given: "str | Path | Documents | Store | None" = None, *, must_exist: bool = False, warns: bool = True
+    ) -> None:
+        self._of, self._warns = Store.of(given), warns
         self._opened = opened(self._of, must_exist=must_exist)
-        self.earlier: set[str] = set()  # names of what was found of earlier releases, which is not read
+        self.refused: dict[str, RefusedError] = {}  # documents of the last reading, by name
 
     @property
     def label(self) -> str:
         """The store's name."""
         return self._opened.store.label
 
-    def all(self, prefix: str = "") -> list[Decision]:
-        """Return the decisions whose keys begin with `prefix`, latest first."""
-        self.earlier.clear()
-        documents = self._documents(KIND, FOLDER).values()
-        found = [each for each in decisions_in(documents, warn_once) if each.key.startswith(prefix)]
+    @property
+    def earlier(self) -> list[str]:
+        """The names of what was found of earlier releases, which is not read."""
+        return [name for name, error in self.refused.items() if isinstance(error, EarlierError)]
+
+    def all(self, prefix: str = "", folder: str = FOLDER) -> list[Decision]:
+        """Return the decisions in a folder whose keys begin with `prefix`, latest first."""
+        self.refused.clear()
+        found = [each for each in self._bodies(KIND, folder).values() if each.key.startswith(prefix)]
         return sorted(found, key=lambda each: each.made, reverse=True)
 
     def find(self, key: str) -> Decision | None:
@@ -153,20 +146,12 @@ class Catalogue:
             for decision in filter(self.takes, decisions):
                 put(KIND, store, Document(name_of(decision), decision), self._of.signing_key)
 
-    def forget(self, prefix: str = "") -> int:
-        """Put a tombstone in place of what begins with `prefix`, also where it cannot be read; return how many."""
-        return self._forget(KIND, FOLDER, prefix)
-
     def places(self) -> dict[str, verdicts.Verdict]:
         """Return what is known of places that were raced by themselves, by name."""
-        documents = self._documents(verdicts.KIND, verdicts.FOLDER)
-        return {name: each.body for name, each in documents.items() if each.body is not None}
+        return self._bodies(verdicts.KIND, verdicts.FOLDER)
 
-    def forget_places(self) -> int:
-        """Forget what is known of places; return of how many."""
-        return self._forget(verdicts.KIND, verdicts.FOLDER)
-
-    def _forget(self, kind: Kind[Any], folder: str, prefix: str = "") -> int:
+    def forget(self, prefix: str = "", kind: Kind[Any] = KIND, folder: str = FOLDER) -> int:
+        """Put a tombstone in place of what begins with `prefix`, also where it cannot be read; return how many."""
         with self._opened.doing("read") as store:
             there = {name for name, content in store.list(folder) if not is_forgotten(content)}
         names = {name for name in there if name.rpartition("/")[2].startswith(prefix)}
@@ -175,16 +160,20 @@ class Catalogue:
                 put(kind, store, Document(name, None), self._of.signing_key)
         return len(names)
 
-    def _documents(self, kind: Kind[Body], folder: str) -> dict[str, Document[Body]]:
+    def _bodies(self, kind: Kind[Body], folder: str) -> dict[str, Body]:
+        """Return what lies below a folder and may be used here, by name."""
+        found = {}
         with self._opened.doing("read") as store:
-            documents = every(kind, store, folder, self._refused, self._of.trusted_keys)
-            return {document.name: document for document in documents}
-
-    def _refused(self, name: str, error: RefusedError) -> None:
-        if isinstance(error, EarlierError):
-            self.earlier.add(name)
-        else:
-            warn_once(f"{printable(name)}: {printable(str(error))}")
+            trusted = () if is_own(store) else self._of.trusted_keys
+            for name, content in store.list(folder):
+                try:
+                    if (body := decoded(kind, name, content, trusted, self._of.min_generation).body) is not None:
+                        found[name] = body
+                except RefusedError as error:
+                    self.refused[name] = error
+                    if self._warns and not isinstance(error, EarlierError):
+                        warn_once(f"{printable(name)}: {printable(str(error))}")
+        return found
 
 
 # ---- what stores have, for `explain`
@@ -197,74 +186,43 @@ def stored_here(settings: RaceSettings) -> Iterator[str]:
     import torch
 
     machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
-    for given, here in product(settings.stores, machines):  # all at once, and waited for once
-        with suppress(BackendKwargsError):
-            reached(given).begin(folder_of(here), 0)
-    began = time.monotonic()
     for given in settings.stores:
         try:
-            store = reached(given)
-            lines = [*_of_store(store, given, settings, machines, began)]
-        except AwayError as error:
-            why = printable(str(error))
-            yield f"Store {store.label!r} cannot be read: {why}{'' if why.endswith(('.', '?')) else '.'}"
+            catalogue = Catalogue(given, warns=False)
+            lines = [line for here in machines for line in _of_device(catalogue, here, settings)]
         except BackendKwargsError as error:
             yield f"{error} It is left out."
-        else:
-            if given.url is not None and not lines:
-                devices = " or ".join(str(here["device"]) for here in machines)
-                yield f"Store {store.label!r} has no decision for {devices}."
-            yield from lines
+            continue
+        if given.url is not None and not lines:
+            devices = " or ".join(str(here["device"]) for here in machines)
+            yield f"Store {catalogue.label!r} has no decision for {devices}."
+        yield from lines
 
 
-def _of_store(
-    store: Reached, given: Store, settings: RaceSettings, machines: Iterable[Machine], began: float
-) -> Iterator[str]:
-    if given.trusted_keys and store.is_local and store.answer(store.ask(is_own), store.longest_s(given), began):
-        given = replace(given, trusted_keys=())
-    for here in machines:
-        contents = store.group(folder_of(here), "", given, began)
-        documents, refused = _read(contents, given)
-        decisions = [*decisions_in(documents, refused.append)]
-        said = [*_of_device(decisions, here, settings)]
-        said += [f"{counted(many, 'document')} not used: {why}." for why, many in Counter(refused).items()]
-        yield from (f"Store {store.label!r}, {here['device']}: {each}" for each in said)
+def _of_device(catalogue: Catalogue, here: Machine, settings: RaceSettings) -> Iterator[str]:
+    said = [*_of_decisions(catalogue.all(folder=folder_of(here)), here, settings)]
+    refused = Counter(printable(str(why)) for why in catalogue.refused.values())
+    said += [f"{counted(many, 'document')} not used: {why}." for why, many in refused.items()]
+    yield from (f"Store {catalogue.label!r}, {here['device']}: {each}" for each in said)
 
 
-def _read(contents: Mapping[str, bytes], given: Store) -> tuple[list[Document[Decision]], list[str]]:
-    """Return the documents that may be used, and why each of the others may not."""
-    documents, refused = [], []
-    for name, content in contents.items():
-        try:
-            documents.append(decoded(KIND, name, content, given.trusted_keys, given.min_generation))
-        except RefusedError as error:
-            refused.append(printable(str(error)))
-    return documents, refused
-
-
-def _of_device(decisions: Iterable[Decision], here: Machine, settings: RaceSettings) -> Iterator[str]:
-    groups = Counter(None if each.provisional else near_difference(each.machine, here) for each in decisions)
+def _of_decisions(found: Iterable[Decision], here: Machine, settings: RaceSettings) -> Iterator[str]:
+    groups = Counter(None if each.provisional else near_difference(each.machine, here) for each in found)
     provisional, alike = groups.pop(None, 0), groups.pop("", 0)
     if alike:
         used = "raced again" if settings.race == "always" else "used as decided"
         yield f"{counted(alike, 'decision')} of a machine like this one, {used}."
+    use = "not used" if settings.race == "never" else "raced again, with these winners first"
+    if settings.race != "always":
+        uses = "used once the numbers are found right here", f"{use}; match='device' uses them"
+        use = uses[settings.match == "exact"]
     for near, count in groups.most_common(MOST_LINES):
-        yield f"{counted(count, 'decision')} near: {near}; {_use_of_near(settings)}."
+        yield f"{counted(count, 'decision')} near: {near}; {use}."
     if provisional:
         used = "used as far as they were checked" if settings.race == "never" else "raced again"
         yield f"{counted(provisional, 'decision')} provisional, {used}."
     if rest := sum(count for _, count in groups.most_common()[MOST_LINES:]):
         yield f"{counted(rest, 'decision')} near in other ways."
-
-
-def _use_of_near(settings: RaceSettings) -> str:
-    if settings.race == "always":
-        return "raced again, with these winners first"
-    if settings.match == "device":
-        return "used once the numbers are found right here"
-    if settings.race == "never":
-        return "not used; match='device' uses them"
-    return "raced again, with these winners first; match='device' uses them"
 
 
 def counted(number: int, what: str) -> str:

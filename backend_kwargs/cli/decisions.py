@@ -189,7 +189,7 @@ def forget(
         count += (found := catalogue.forget(key))
         if key and not found:
             raise _unknown(key)
-    places = catalogue.forget_places() if all_ else 0
+    places = catalogue.forget("", verdicts.KIND, verdicts.FOLDER) if all_ else 0
     and_places = f", and {counted(places, 'place')}" if places else ""
     say(f"{count} forgotten{and_places}.")
 

@@ -123,8 +123,8 @@ class EarlierError(RefusedError):
 class Kind(Generic[Body]):
     """What a document is about: the type of its body, the schema, and a further check that raises ValueError.
 
-    Documents of a schema before `oldest` are refused. A body that `stays` is kept in folders of this machine alone, and
-    never copied to another store.
+    Documents of a schema before `oldest` are refused, and those whose body is `named` otherwise. A body that `stays` is
+    kept in folders of this machine alone, and never copied to another store.
     """
 
     name: str
@@ -133,6 +133,7 @@ class Kind(Generic[Body]):
     oldest: int = 1
     check: Callable[[Body], object] = lambda body: None
     stays: Callable[[Body], bool] = lambda body: False
+    named: Callable[[Body], str] | None = None
 
     def domain(self, schema: int) -> str:
         """Return what a signature of such a document is for."""
@@ -246,6 +247,8 @@ def decoded(
     if inner.generation < min_generation:
         raise RefusedError(f"its generation {inner.generation} is before min_generation={min_generation}")
     body = None if inner.forgotten else _body(kind, inner.body)
+    if kind.named and body is not None and (own := kind.named(body)) != name:
+        raise RefusedError(f"the {kind.name} in it is {own[:LONGEST_NAME]!r}")
     return Document(name, body, inner.generation, inner.made, inner.label, sealed.sha256)
 
 

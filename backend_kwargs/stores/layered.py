@@ -238,21 +238,6 @@ def _copy(kind: Kind[Any], name: str, content: bytes, store: Documents) -> None:
 # ---- a whole store at once, for the command line: errors are raised
 
 
-def every(
-    kind: Kind[Body],
-    store: Documents,
-    prefix: str,
-    refused: Callable[[str, RefusedError], object],
-    trusted_keys: Sequence[object] = (),
-) -> Iterator[Document[Body]]:
-    """Yield the documents of a kind below `prefix`, tombstones too; `refused` is called with names and errors."""
-    for name, content in store.list(prefix):
-        try:
-            yield decoded(kind, name, content, trusted_keys)
-        except RefusedError as error:
-            refused(name, error)
-
-
 def synced(
     kind: Kind[Any],
     source: Iterable[tuple[str, bytes]],

@@ -283,6 +283,7 @@ def test_the_whole_file(tmp_path):
     other = replace(made, key="ef" * 32, winner="tmpl-tvm", compiler="tmpl-tvm", options={}, machine={})
     write_decisions([replace(made, fixed={"x": 1}), eager, other], tmp_path / "d.toml")
     plain = '"facts" = "3 ops"\n"seconds" = 2.5\n"cut_s" = 0.0\n"made" = 1000000000.0\n'
+    plain += '"inputs" = []\n"model" = ""\n"budget_s" = 0.0\n'
     assert (tmp_path / "d.toml").read_text() == (
         "# Decisions of tmpl-inductor:auto. `backend-kwargs decisions import` adds them to a store;\n"
         "# `load_templates` reads each winner as a template.\n"

@@ -111,29 +111,11 @@ class Unblocked(torch.distributed.HashStore):
         pytest.fail("a rank blocks its store")
 
 
-@pytest.mark.parametrize(("counts", "looks"), [(0, 2), (3, 5)], ids=["dead at once", "dead later"])
-def test_a_rank_that_counts_no_more_is_dead(monkeypatch, counts, looks):
-    """A rank that waits looks at the count, and gives up once it has stayed the same for SILENCE_S."""
-    word, now = Unblocked(), iter(range(100))
-
-    def sleep(_):
-        nonlocal counts, looks
-        counts, looks = counts - 1, looks - 1
-        if counts >= 0:
-            word.add("key/count", 1)
-
-    monkeypatch.setattr(ranks, "SILENCE_S", 1)
-    monkeypatch.setattr(ranks.time, "monotonic", lambda: next(now))
-    monkeypatch.setattr(ranks.time, "sleep", sleep)
-    assert ranks._waited(word, "key", 50) == "the racing rank no longer answers"
-    assert looks == 0
-
-
 def test_a_decision_that_comes_later_is_taken(monkeypatch):
     """A rank that waits finds the decision at its next look."""
     word = Unblocked()
     monkeypatch.setattr(ranks.time, "sleep", lambda _: word.set("key/decision", "[]"))
-    assert ranks._waited(word, "key", 50) == ""
+    assert ranks._came(word, "key", 50)
 
 
 def test_a_winner_that_no_rank_can_be_told_of_is_taken_by_none(auto, races, monkeypatch, log):

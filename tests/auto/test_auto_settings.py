@@ -1,7 +1,6 @@
 """Options of `auto` are checked when they are set."""
 
 import math
-import re
 
 import pytest
 
@@ -86,23 +85,12 @@ def test_removed(options, message):
     assert str(raised.value) == message
 
 
-@pytest.mark.parametrize(
-    ("name", "otherwise"),
-    [
-        pytest.param("trusted_keys", "no decision that others can write there is used", id="trusted"),
-        pytest.param("signing_key", "no decision that is made here is stored there", id="signing"),
-    ],
-)
-def test_a_key_that_cannot_be_read(tmp_path, name, otherwise):
-    """One that is not there is an error at once; another is told before a compile."""
-    pytest.importorskip("cryptography")
+@pytest.mark.parametrize("name", ["trusted_keys", "signing_key"])
+def test_a_key_that_is_not_there(tmp_path, name):
+    """It is an error at once; what is no key keeps no backend from being made."""
     path = tmp_path / "a.pem"
     store = Store(tmp_path, **{name: [path] if name == "trusted_keys" else path})
     with pytest.raises(BackendKwargsError, match=f"^There is no key '{path}', which option 'store' names.$"):
         make_backend("tmpl-inductor:auto", store=["other", store])
     path.write_text("no key")
-    told = []
-    make_backend("tmpl-inductor:auto", store=["other", store]).verify(told.append)
-    which = "public" if name == "trusted_keys" else "private"
-    why = rf"Store's {name!r} cannot act fully here: Cannot read a {which} key from '{path}': \w+: .*; {otherwise}."
-    assert re.fullmatch(why, str(told[0]))
+    assert len(make_backend("tmpl-inductor:auto", store=["other", store]).options["store"]) == 2

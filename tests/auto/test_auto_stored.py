@@ -109,7 +109,7 @@ def test_a_store_that_is_away_is_one_line(kept, tmp_path):
     """The others are still read."""
     (tmp_path / "loop").symlink_to("loop")
     found = notes(tmp_path / "loop", kept)
-    assert found[0].startswith(f"Store '{tmp_path / 'loop'}' cannot be read: ")
+    assert found[0].startswith(f"Cannot read store '{tmp_path / 'loop'}': ")
     assert len(found) == 4
 
 
