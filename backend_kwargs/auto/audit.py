@@ -15,7 +15,7 @@ from backend_kwargs.auto.candidates import RaceCandidate
 from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, race
 from backend_kwargs.auto.sandbox import sandboxed
-from backend_kwargs.auto.selection import RaceState, Runner
+from backend_kwargs.auto.selection import RaceState
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
 from backend_kwargs.options.option import Options
@@ -118,18 +118,23 @@ def _wanted(
 
 
 def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tell: Tell) -> Measured:
-    """Compile and check the candidates, and time those that pass in turn."""
+    """Compile and check the candidates, and time those that pass, each code once, in turn."""
     eager = in_eager(running)
-    runners: dict[str, Runner] = {}
+    calls: dict[str, Callable[[], object]] = {}
     found: dict[str, Contender] = {}
     # What default draws is the reference of a random graph.
     for label in sorted(wanted, key=lambda label: running.stats.random and label != DEFAULT):
         tell(f"compiling {label}")
-        found[label] = _checked(running, wanted[label], eager, runners)
-    decided = found[next(iter(wanted))]
-    calls = {label: runner.call for label, runner in runners.items()}
-    if decided.code_of in runners:
-        calls[AGAIN] = runners[decided.code_of].call
+        name, candidate = wanted[label]
+        make = partial(running.compiles.compile, candidate.options, candidate.compiler)
+        runner = eager if label == EAGER else prepared(running, eager, candidate, candidate.options, make)
+        row = runner.row if runner else running.rows[-1]
+        if runner:
+            calls[label] = runner.call
+        code_of = row.reason.removeprefix("as ") if row.status == "same code" else label
+        found[label] = Contender(name, label, row, code_of)
+    if again := calls.get(found[next(iter(wanted))].code_of):
+        calls[AGAIN] = again
     tell("timing")
 
     def failed(label: str, error: Exception) -> None:
@@ -144,21 +149,5 @@ def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tel
             budget_s=effort.timing_s,
             failed=failed,
         )
-    again = samples.pop(AGAIN, [])
-    return Measured(tuple(found[label] for label in wanted), samples, again)
-
-
-def _checked(running: RaceState, wanted: Wanted, eager: Runner, runners: dict[str, Runner]) -> Contender:
-    """Return a contender; if it passed the check, and its code is new, it is added to `runners`."""
-    name, candidate = wanted
-    label = candidate.name
-    if label == EAGER:
-        runners[label] = eager
-        return Contender(name, label, eager.row, label)
-    make = partial(running.compiles.compile, candidate.options, candidate.compiler)
-    runner = prepared(running, eager, candidate, candidate.options, make)
-    if runner:
-        runners[label] = runner
-        return Contender(name, label, runner.row, label)
-    row = running.rows[-1]
-    return Contender(name, label, row, row.reason.removeprefix("as ") if row.status == "same code" else label)
+    again_s = samples.pop(AGAIN, [])
+    return Measured(tuple(found[label] for label in wanted), samples, again_s)

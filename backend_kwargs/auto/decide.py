@@ -76,9 +76,7 @@ def compile_fastest(request: Request) -> Compiled:
             note_served(memory().served, question.store.layered.label)
         if pins:
             pins.decisions[question.pinned_key] = pinnable(question, decision)
-        compiled = compiled.with_facts(decision=decision)
-        time_outs = "; ".join(f"store {label!r}: {count}" for label, count in question.store.time_outs().items())
-        return compiled.with_facts(store=f"answers that did not come in time: {time_outs}") if time_outs else compiled
+        return compiled.with_facts(decision=decision)
 
 
 # ---- compiling by a decision

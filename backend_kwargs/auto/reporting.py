@@ -1,11 +1,9 @@
-"""Reporting of a race: progress, log, torch's trace, and reports."""
+"""Reporting of a race: progress, log, and reports."""
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from datetime import datetime
 from typing import TypeAlias
 
@@ -19,7 +17,6 @@ OnProgress: TypeAlias = Callable[[str, float], None]
 logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
-ARTIFACT = "backend_kwargs_race"
 MOST_PLACES = 12  # of a table; a decision has all
 WORDS = {
     Doubt.FAILED: "default could not run here",
@@ -40,7 +37,7 @@ def progress(told: OnProgress | None = None) -> AbstractContextManager[OnProgres
 
 
 def tell(decision: Decision, told: set[tuple[str, str]]) -> None:
-    """Log the decision, with its table unless that was `told` under its key before; and add it to torch's trace."""
+    """Log the decision, with its table unless that was `told` under its key before."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     shown = table(decision)
@@ -48,13 +45,6 @@ def tell(decision: Decision, told: set[tuple[str, str]]) -> None:
     if decision.rows:
         told.add((decision.key, shown))
     logger.info("%s", f"{_head(decision)}, as decided before" if again else shown)
-    from backend_kwargs.torch_internals.dynamo import trace_structured
-
-    trace_structured(
-        "artifact",
-        metadata_fn=lambda: {"name": ARTIFACT, "encoding": "json"},
-        payload_fn=lambda: json.dumps(asdict(decision), default=repr),
-    )
 
 
 def table(decision: Decision) -> str:

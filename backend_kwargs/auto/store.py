@@ -87,10 +87,6 @@ class DecisionStore:
         self.layered.put(folder_of(decision.machine), (decision.key[:COMPUTATION], document))
         self._looked_up.clear()
 
-    def time_outs(self) -> dict[str, int]:
-        """Return how often each store did not answer in time."""
-        return self.layered.time_outs()
-
     def _group(self, key: str, only: Callable[[str], bool] = lambda name: True) -> list[Decision]:
         start = key[:COMPUTATION]
         if start not in self._looked_up:

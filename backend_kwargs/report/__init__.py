@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import RACED, Record, records
-from backend_kwargs.errors import BackendKwargsError, printable, removed
+from backend_kwargs.errors import BackendKwargsError, removed
 from backend_kwargs.facts import Partition
 from backend_kwargs.files import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -203,13 +203,13 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
 
 
 def _decided(record: Record) -> str:
-    """Return when and where the graph was raced if it was not in this compile, and which stores did not answer."""
-    found, late = record.facts.decided, printable(record.facts.store)
+    """Return when and where the graph was raced if it was not in this compile."""
+    found = record.facts.decided
     if found is None or not found.rows or record.facts.cache == RACED:
-        return late
+        return ""
     from backend_kwargs.auto.reporting import origin
 
-    return "; ".join(filter(None, (origin(found), late)))
+    return origin(found)
 
 
 def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:

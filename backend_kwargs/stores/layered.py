@@ -119,10 +119,6 @@ class Layered(Generic[Body]):
     def _stays(self, document: Document[Body]) -> bool:
         return document.body is not None and self.kind.stays(document.body)
 
-    def time_outs(self) -> dict[str, int]:
-        """Return how often each store did not answer in time, for those that did not."""
-        return {layer.label: count for layer in self.layers if (count := layer.time_outs)}
-
     def _decoded(self, layer: Reached, name: str, content: bytes, is_own: bool) -> Document[Body] | None:
         try:
             return self._used(layer, name, content, is_own)

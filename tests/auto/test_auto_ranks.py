@@ -281,7 +281,7 @@ from backend_kwargs.auto import decide, steps, process_memory, race, ranks
 case, rank, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 os.environ["BACKEND_KWARGS_STORE"] = f"{file}-{rank}"
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
-ranks.BEAT_S, ranks.SILENCE_S = 0.1, 5.0 if case == "killed" else 600.0
+ranks.longest_wait_s = lambda settings: 5.0 if case == "killed" else 600.0
 words, row = ranks._process_group_store(), steps.RaceRow("eager", won=True)
 def raced(request, tick):
     if case == "killed":
@@ -318,7 +318,7 @@ os._exit(0) if case == "killed" and not sys.stdout.flush() else dist.barrier()
     ("case", "answer"),
     [
         pytest.param("never", ["eager", "race of 2"], id="race='never'"),
-        pytest.param("killed", ["default", "the racing rank no longer answers"], id="killed"),
+        pytest.param("killed", ["default", "timed out waiting for the racing rank"], id="killed"),
     ],
 )
 def test_four_ranks_take_one_decision(tmp_path, case, answer):

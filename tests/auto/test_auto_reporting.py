@@ -1,7 +1,6 @@
 """Progress, log, trace and table of a race."""
 
 import io
-import json
 import logging
 import sys
 from dataclasses import replace
@@ -12,7 +11,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs import progress as progress_line
 from backend_kwargs.auto import reporting
-from backend_kwargs.auto.reporting import ARTIFACT, origin, progress, table
+from backend_kwargs.auto.reporting import origin, progress, table
 from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
 from backend_kwargs.interval import Interval
 from backend_kwargs.progress import progress as progress_of
@@ -126,17 +125,6 @@ EAGER_WON = (replace(OF_EAGER, won=True), replace(DEFAULT, seconds=200e-6, speed
 def test_when_the_model_itself_is_faster(rows, guards_s, why):
     """A compiled call has dynamo's guards, which a call of the model itself has not."""
     assert reporting.calls_itself(decided(*rows, guards_s=guards_s)) == why
-
-
-@torch.no_grad()
-def test_the_decision_is_in_torchs_trace(auto, caplog):
-    """torch's structured trace contains each decision with its table, as a JSON artifact."""
-    caplog.set_level(logging.DEBUG, logger="torch.__trace")
-    auto(torch.nn.Linear(8, 8))(torch.randn(4, 8))
-    artifacts = [r for r in caplog.records if getattr(r, "metadata", {}).get("artifact", {}).get("name") == ARTIFACT]
-    (found,) = [json.loads(record.payload) for record in artifacts]
-    assert {row["name"] for row in found["rows"]} == {"eager", "default"}
-    assert found["winner"] in ("eager", "default")
 
 
 @pytest.mark.parametrize(
