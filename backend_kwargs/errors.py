@@ -8,11 +8,11 @@ import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.metadata import requires
 from pathlib import Path
-from types import FrameType
 from warnings import warn
 
 LONGEST_VALUE = 80
@@ -110,12 +110,5 @@ def _levels_outside() -> int:
     # During a compile, torch, context managers and cached properties are between the user's line and this package.
     torch = sys.modules.get("torch")
     folders = (PACKAGE, *([str(Path(str(torch.__file__)).parent)] if torch else ()), *BETWEEN)
-    inside = list(itertools.takewhile(lambda frame: frame.f_code.co_filename.startswith(folders), _callers()))
-    return len(inside) + 1
-
-
-def _callers() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    callers = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
+    return sum(1 for _ in itertools.takewhile(lambda file: file.startswith(folders), callers)) + 1

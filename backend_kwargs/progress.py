@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from backend_kwargs.errors import printable
@@ -27,25 +27,25 @@ def progress(what: str, first: str, console: "Console | None" = None) -> Iterato
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    text = TextColumn("{task.description}")
-    bar = _shown[0] if _shown else Progress(text, *columns, console=console or Console(stderr=True), transient=True)
-    task, done = bar.add_task(f"{what}: {first}", total=1.0), 0.0
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with ExitStack() as stack:
+        if not _shown:
+            _shown.append(Progress(*columns, console=console or Console(stderr=True), transient=True))
+            stack.callback(_shown.clear)
+            stack.enter_context(_shown[0])
+        bar, done = _shown[0], 0.0
+        task = bar.add_task(f"{what}: {first}", total=1.0)
+        stack.callback(bar.remove_task, task)
 
-    def tell(text: str, fraction: float) -> None:
-        nonlocal done
-        done = max(done, fraction)  # what is repeated does not go back
-        bar.update(task, description=escape(printable(f"{what}: {text}")), completed=done)
+        def tell(text: str, fraction: float) -> None:
+            nonlocal done
+            done = max(done, fraction)  # what is repeated does not go back
+            bar.update(task, description=escape(printable(f"{what}: {text}")), completed=done)
 
-    if _shown:
-        try:
-            yield tell
-        finally:
-            bar.remove_task(task)
-        return
-    _shown.append(bar)
-    try:
-        with bar:
-            yield tell
-    finally:
-        _shown.remove(bar)
+        yield tell

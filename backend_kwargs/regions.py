@@ -53,14 +53,12 @@ def region_options(
 def compile_regions(gm: "GraphModule", example_inputs: Inputs) -> Call:
     """Compile each region of `gm` with its `region_options`, and run the rest as in eager; a dynamo backend."""
     from backend_kwargs.torch_internals.functorch import aot_autograd
-
-    return aot_autograd(fw_compiler=_compile_lowered, bw_compiler=_compile_lowered)(gm, example_inputs)
-
-
-def _compile_lowered(gm: "GraphModule", example_inputs: Inputs) -> Any:
     from backend_kwargs.torch_internals.regions import compile_marked
 
-    return compile_marked(_torch_regions(), gm)
+    def compile_lowered(gm: "GraphModule", example_inputs: Inputs) -> Call:
+        return compile_marked(_torch_regions(), gm)
+
+    return aot_autograd(fw_compiler=compile_lowered, bw_compiler=compile_lowered)(gm, example_inputs)
 
 
 def _torch_regions() -> ModuleType:

@@ -10,7 +10,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType, NoneType
@@ -171,8 +171,10 @@ def read_notes(source: str) -> dict[str, Note]:
     directly or through a helper function in the same file.
     """
     tree = ast.parse(source)
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return _Reader(_comments(source), functions).notes(tree.body)
+    helpers = {node.name: _variables(_READ, node) for node in tree.body if isinstance(node, ast.FunctionDef)}
+    reader = _Reader(_comments(source), helpers)
+    reader.read(tree.body)
+    return reader.found
 
 
 Comments = Mapping[int, tuple[str, bool]]  # line -> text, and whether the comment is alone on its line
@@ -189,90 +191,55 @@ def _comments(source: str) -> Comments:
 
 # Comments for tools.
 _NOISE = re.compile(r"(type|pyrefly|pyre-\w+|mypy|ruff): |noqa|@compile_ignored")
+# In code as `ast.unparse` writes it: variables that are read, those of a Config, and what a helper is called with.
+_READ = re.compile(r"(?:os\.environ\.get|os\.getenv|get_tristate_env)\('\w+'|os\.environ\['\w+'\]|'\w+' in os\.environ")
+_DEFAULT, _FORCE = (re.compile(rf"env_name_{what}=(?:\[[^\]]*\]|'\w+')") for what in ("default", "force"))
+_CALLED = re.compile(r"\b(\w+)\(([^()]*)\)")
+
+
+def _variables(pattern: re.Pattern[str], node: ast.AST) -> list[str]:
+    """Return the variables in what a pattern finds in code."""
+    return re.findall(r"'(\w+)'", " ".join(match[0] for match in pattern.finditer(ast.unparse(node))))
 
 
 @dataclass
 class _Reader:
     comments: Comments
-    functions: Mapping[str, ast.FunctionDef]
+    helpers: Mapping[str, list[str]]  # the variables that each function reads
+    found: dict[str, Note] = field(default_factory=dict)
 
-    def notes(self, body: Iterable[ast.stmt]) -> dict[str, Note]:
-        found: dict[str, Note] = {}
-        for name, note in self._noted(body, found):
-            found[name] = _merged(found.get(name, Note()), note)
-        return found
-
-    def _noted(self, body: Iterable[ast.stmt], found: Mapping[str, Note]) -> Iterator[tuple[str, Note]]:
-        # `found` grows while this yields, so that a group finds the notes of the group it inherits from.
-        for statement in body:
-            if isinstance(statement, ast.Assign | ast.AnnAssign):
-                yield from ((name, self._note(statement)) for name in _targets(statement))
-            elif isinstance(statement, ast.ClassDef):
-                yield from self._group(statement, found)
-            elif not isinstance(statement, ast.FunctionDef):
-                yield from self._noted(_nested(statement), found)
-
-    def _group(self, group: ast.ClassDef, found: Mapping[str, Note]) -> Iterator[tuple[str, Note]]:
-        own = self.notes(group.body)
-        for parent in map(ast.unparse, group.bases):
-            inherited = (name.partition(".")[2] for name in found if name.startswith(f"{parent}."))
-            own = {field: found[f"{parent}.{field}"] for field in inherited} | own
-        return ((f"{group.name}.{field}", note) for field, note in own.items())
+    def read(self, body: Iterable[ast.AST], group: str = "") -> None:
+        """Note the assignments in all branches; the fields of a `group` have its name, and those that it inherits."""
+        for node in body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in (f"{group}{target.id}" for target in targets if isinstance(target, ast.Name)):
+                    self.found[name] = _merged(self.found.get(name, Note()), self._note(node))
+            elif isinstance(node, ast.ClassDef):
+                own = f"{group}{node.name}."
+                self.read(node.body, own)
+                for parent in (f"{ast.unparse(base)}." for base in node.bases):
+                    inherited = {name: note for name, note in self.found.items() if name.startswith(parent)}
+                    self.found = {
+                        own + name.removeprefix(parent): note for name, note in inherited.items()
+                    } | self.found
+            elif not isinstance(node, ast.FunctionDef):
+                self.read(ast.iter_child_nodes(node), group)
 
     def _note(self, statement: ast.Assign | ast.AnnAssign) -> Note:
-        parts = list(ast.walk(statement))
-        env = [name for part in parts for name in (*self._helper_env(part), *_env(part), *_named(part, "default"))]
-        force = [name for part in parts for name in _named(part, "force")]
+        called = ((given, self.helpers.get(name)) for name, given in _CALLED.findall(ast.unparse(statement)))
+        # The variable may be an argument of a helper that reads the environment.
+        helped = (
+            name for given, read in called if read for name in (*re.findall(r"'([A-Z][A-Z0-9_]+)'", given), *read)
+        )
+        env = dict.fromkeys((*helped, *_variables(_READ, statement), *_variables(_DEFAULT, statement)))
         lines: list[str] = []
         while (found := self.comments.get(statement.lineno - len(lines) - 1)) and found[1]:
             lines.append(found[0])
         above = [text for text in reversed(lines) if not _NOISE.match(text)]
         beside = (self.comments.get(line) for line in (statement.lineno, statement.end_lineno or 0))
         lines = above or [found[0] for found in beside if found and not _NOISE.match(found[0])][:1]
-        return Note("\n".join(lines).strip(), tuple(dict.fromkeys(env)), tuple(dict.fromkeys(force)))
-
-    def _helper_env(self, node: ast.AST) -> list[str]:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions):
-            return []
-        read = [name for part in ast.walk(self.functions[node.func.id]) for name in _env(part)]
-        # The variable may be an argument of a helper that reads the environment.
-        handed = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-        return [*filter(_ENV_NAME.fullmatch, handed), *read] if read else []
-
-
-_ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]+")
-_READERS = {"os.environ.get", "os.getenv", "get_tristate_env"}
-
-
-def _env(node: ast.AST) -> list[str]:
-    """Return the environment variable that this node reads, if any."""
-    match node:
-        case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]) if ast.unparse(func) in _READERS:
-            return [name]
-        case ast.Subscript(value=place, slice=ast.Constant(value=str(name))) if ast.unparse(place) == "os.environ":
-            return [name]
-        case ast.Compare(left=ast.Constant(value=str(name)), comparators=[place]) if ast.unparse(place) == "os.environ":
-            return [name]
-    return []
-
-
-def _named(node: ast.AST, what: str) -> list[str]:
-    """Return the variables in a Config(env_name_default=...) or Config(env_name_force=...)."""
-    if not (isinstance(node, ast.keyword) and node.arg == f"env_name_{what}"):
-        return []
-    constants = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
-    return [name for name in constants if isinstance(name, str)]
-
-
-def _targets(statement: ast.Assign | ast.AnnAssign) -> list[str]:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _nested(statement: ast.AST) -> list[ast.stmt]:
-    """Return the statements of an if, try or with, in all branches."""
-    children = ast.iter_child_nodes(statement)
-    return [found for child in children for found in ([child] if isinstance(child, ast.stmt) else _nested(child))]
+        return Note("\n".join(lines).strip(), tuple(env), tuple(dict.fromkeys(_variables(_FORCE, statement))))
 
 
 def _merged(first: Note, second: Note) -> Note:

@@ -205,9 +205,7 @@ def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precis
         if node.op != "call_function" or node.target is not functional.linear:
             continue
         x, weight, bias = _arguments(node)
-        if weight not in weights or not _can_quantise(weights[weight][1], precision):
-            continue
-        if _may_have_one_row(node, weights[weight][1], precision):
+        if weight not in weights or why_not_quantised(node, weights[weight][1], precision):
             continue
         at, value = weights[weight]
         if weight not in modules:
@@ -231,44 +229,31 @@ def why_none_quantised(gm: GraphModule, lifted: Mapping[int, torch.Tensor], prec
     placeholders = gm.graph.find_nodes(op="placeholder")
     weight = _arguments(layers[0])[1]
     value = lifted.get(placeholders.index(weight)) if weight in placeholders else None
-    if value is None:
-        why = "is not a parameter, or the graph writes it"
-    elif value.dtype not in FLOATS:
-        why = f"is of {value.dtype}"
-    elif value.dim() != 2:
-        why = f"has {value.dim()} dimensions, not 2"
-    elif _has_size_one(value, precision):
-        why = f"has the sizes {tuple(value.shape)}, and torch's int8 product on a CPU is wrong for a size of 1"
-    elif _may_have_one_row(layers[0], value, precision):
-        why = "multiplies one row, or may, for which torch's int8 product on a CPU is wrong"
-    else:
-        why = f"has the sizes {tuple(value.shape)}, which are not multiples of {FP8_BLOCK}"
     which = "its linear layer" if len(layers) == 1 else f"the first of its {len(layers)} linear layers"
-    return f"the weight of {which} {why}"
+    return f"the weight of {which} {why_not_quantised(layers[0], value, precision)}"
+
+
+def why_not_quantised(node: Node, value: torch.Tensor | None, precision: str) -> str:
+    """Return why the weight of a linear layer keeps its precision, "" if torchao converts it."""
+    if value is None:
+        return "is not a parameter, or the graph writes it"
+    if value.dtype not in FLOATS:
+        return f"is of {value.dtype}"
+    if value.dim() != 2:
+        return f"has {value.dim()} dimensions, not 2"
+    if precision == "fp8-dynamic" and any(size % FP8_BLOCK for size in value.shape):
+        return f"has the sizes {tuple(value.shape)}, which are not multiples of {FP8_BLOCK}"
+    if precision != "int8-dynamic" or value.is_cuda:
+        return ""
+    if min(value.shape) < LEAST_SIZE:
+        return f"has the sizes {tuple(value.shape)}, and torch's int8 product on a CPU is wrong for a size of 1"
+    several = statically_known_true(math.prod(node.meta["example_value"].shape[:-1]) >= LEAST_SIZE)
+    return "" if several else "multiplies one row, or may, for which torch's int8 product on a CPU is wrong"
 
 
 def _arguments(node: Node) -> tuple[Any, Any, Any]:
     by_name = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | node.kwargs
     return by_name["input"], by_name["weight"], by_name.get("bias")
-
-
-def _can_quantise(value: torch.Tensor, precision: str) -> bool:
-    if value.dtype not in FLOATS or value.dim() != 2 or value.is_inference():
-        return False
-    if precision == "fp8-dynamic":
-        return not any(size % FP8_BLOCK for size in value.shape)
-    return not _has_size_one(value, precision)
-
-
-def _has_size_one(value: torch.Tensor, precision: str) -> bool:
-    return precision == "int8-dynamic" and not value.is_cuda and min(value.shape) < LEAST_SIZE
-
-
-def _may_have_one_row(node: Node, value: torch.Tensor, precision: str) -> bool:
-    """Return whether a linear layer is not known to have several rows: a size that varies may become 1."""
-    if precision != "int8-dynamic" or value.is_cuda:
-        return False
-    return not statically_known_true(math.prod(node.meta["example_value"].shape[:-1]) >= LEAST_SIZE)
 
 
 def _quantised(weight: torch.Tensor, precision: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.benchmarking import benchmarker
@@ -44,28 +44,15 @@ class Site:
     library: int = 0
 
 
-class Chooser(Protocol):
-    """Chooses in place of torch's timing."""
-
-    def kernel_at(self, site: Site) -> int | None:
-        """Return the number of the kernel to take, None to have all timed."""
-
-    def was_timed(self, site: Site, at: int) -> None:
-        """Note that the kernel with this number was the fastest."""
-
-    def configuration(self, key: str, name: str, given: Sequence[Configuration]) -> Configuration | None:
-        """Return the configuration of a Triton kernel, None to have `given` timed at its first call."""
-
-    def was_made(self, key: str, name: str, autotuner: object) -> None:
-        """Note the wrapper that will time a Triton kernel; `configuration_of` reads later what it chose."""
-
-    def must_not_time(self) -> str:
-        """Return why this thread may time no kernel while it compiles, "" if it may."""
-
-
 @contextmanager
-def chosen_by(chooser: Chooser) -> Iterator[None]:
-    """Let `chooser` choose in this thread, until the context is left."""
+def chosen_by(chooser: Any) -> Iterator[None]:
+    """Let `chooser` choose in this thread in place of torch's timing, until the context is left.
+
+    `kernel_at(site)` returns the number of the kernel to take, None to have all timed; `was_timed(site, at)` is told
+    the fastest. `configuration(key, name, given)` returns that of a Triton kernel, None to have those `given` timed at
+    its first call; `was_made(key, name, autotuner)` is told the wrapper that will, whose choice `configuration_of`
+    reads later. `must_not_time()` returns why this thread may time nothing while it compiles, "" if it may.
+    """
     selector, thread = get_algorithm_selector_cache(), threading.get_ident()
 
     def mine() -> bool:  # what is replaced is the process's
@@ -87,16 +74,14 @@ def chosen_by(chooser: Chooser) -> Iterator[None]:
 # ---- products, convolutions, attention
 
 
-def _prescribed(chooser: Chooser, mine: Callable[[], bool], choices: list[Any]) -> list[Any]:
+def _prescribed(chooser: Any, mine: Callable[[], bool], choices: list[Any]) -> list[Any]:
     if len(choices) < 2 or not mine():
         return choices
     at = chooser.kernel_at(_site(choices))
     return choices if at is None else [choices[at]]
 
 
-def _timed(
-    chooser: Chooser, mine: Callable[[], bool], tune: Callable[..., Any], *args: object, **kwargs: object
-) -> Any:
+def _timed(chooser: Any, mine: Callable[[], bool], tune: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     timings = tune(*args, **kwargs)
     choices: Any = inspect.signature(tune).bind(*args, **kwargs).arguments["choices"]
     if not timings or not mine():
@@ -132,7 +117,7 @@ def _sizes(numbers: Sequence[object]) -> str:
 
 
 def _wrapping(
-    chooser: Chooser,
+    chooser: Any,
     mine: Callable[[], bool],
     wrap: Callable[..., Any],
     size_hints: object,
@@ -185,7 +170,7 @@ def configuration_of(autotuner: Any) -> Configuration | None:
 
 
 def _refusing(
-    chooser: Chooser, mine: Callable[[], bool], timer: Callable[..., Any], *args: object, **kwargs: object
+    chooser: Any, mine: Callable[[], bool], timer: Callable[..., Any], *args: object, **kwargs: object
 ) -> Any:
     if mine() and (why := chooser.must_not_time()):
         raise BackendKwargsError(why)

@@ -1,14 +1,12 @@
 """The process groups of torch.distributed: their store and their timeouts."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import constants, distributed_c10d
 
-
-def store() -> Store:
-    """Return the store that all ranks share."""
-    return distributed_c10d._get_default_store()
+store: Callable[[], Store] = distributed_c10d._get_default_store  # that all ranks share
 
 
 def shortest_timeout_s() -> float:

@@ -73,17 +73,15 @@ def limits_lifted() -> AbstractContextManager[None]:
     return config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)  # type: ignore[no-any-return]
 
 
-def skips(function: object) -> bool:
-    """Return whether dynamo compiles no frame of a function, such as of one of torch's own."""
-    return trace_rules.check(function)
+# Whether dynamo compiles no frame of a function, such as of one of torch's own.
+skips: Callable[[object], bool] = trace_rules.check
 
 
 # ---- cached code
 
 
-def cache_entries(code: CodeType) -> list[_CacheEntry]:
-    """Return dynamo's cached code of a code object, each entry with its `code`, `guard_manager` and `backend`."""
-    return _debug_get_cache_entry_list(code)
+# dynamo's cached code of a code object, each entry with its `code`, `guard_manager` and `backend`.
+cache_entries: Callable[[CodeType], list[_CacheEntry]] = _debug_get_cache_entry_list
 
 
 def traced_frame() -> InstructionTranslator | None:
@@ -351,9 +349,8 @@ OF_THE_TRACE = ("guards_context", "fakify_first_call")  # what a context of anot
 OF_SIZES = ("guards", "var_to_val", "backed_var_to_val", "unbacked_var_to_val", "var_to_range", "replacements")
 
 
-def without_context() -> AbstractContextManager[object]:
-    """Compile a graph that is no part of the one that dynamo traces: its inputs have fake tensors of their own."""
-    return tracing(None)
+# Compiles a graph that is no part of the one that dynamo traces: its inputs have fake tensors of their own.
+without_context: Callable[[], AbstractContextManager[object]] = partial(tracing, None)
 
 
 def tracing_apart() -> AbstractContextManager[None]:

@@ -26,15 +26,12 @@ from backend_kwargs.torch_internals import inductor_config
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
 
-def spare_of(gm: GraphModule) -> GraphModule:
+def spare_of(gm: GraphModule, copies: dict[int, GraphModule] | None = None) -> GraphModule:
     """Return a copy of a lowered graph and of those in it, which have the same key in Inductor's cache.
 
-    They may be changed. Tensors are shared, since packed weights cannot be copied.
+    They may be changed. Tensors are shared, since packed weights cannot be copied. `copies` are those made before.
     """
-    return _spare_of(gm, {})
-
-
-def _spare_of(gm: GraphModule, copies: dict[int, GraphModule]) -> GraphModule:
+    copies = {} if copies is None else copies
     if id(gm) in copies:
         return copies[id(gm)]
     # In the order of the original's attributes, in which the key has them. Inductor removes weights that it packs.
@@ -42,7 +39,7 @@ def _spare_of(gm: GraphModule, copies: dict[int, GraphModule]) -> GraphModule:
     kept = {name: value for name, value in vars(gm).items() if name != "_graph"}
     spare.__dict__ = {name: copy.copy(value) if isinstance(value, dict) else value for name, value in kept.items()}
     modules = vars(gm)["_modules"].items()
-    spare.__dict__["_modules"] = {n: _spare_of(m, copies) if isinstance(m, GraphModule) else m for n, m in modules}
+    spare.__dict__["_modules"] = {n: spare_of(m, copies) if isinstance(m, GraphModule) else m for n, m in modules}
     spare.meta = dict(gm.meta)
     graph = copy.deepcopy(gm.graph)
     graph.owning_module = spare

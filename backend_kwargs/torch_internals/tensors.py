@@ -32,6 +32,7 @@ version_of = attrgetter("_version")  # counts changes in place; inference tensor
 copy_each = torch._foreach_copy_  # one call for all, so a Ctrl-C comes before it or after it
 negative_view = torch._neg_view  # a view with the negative bit flipped
 base_of = attrgetter("_base")  # the tensor of which autograd knows this one to be a view, or None
+is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view  # whether it knows one
 
 
 def counted_writes(tensor: torch.Tensor) -> int:
@@ -68,11 +69,6 @@ def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(torch._C._dynamo.guards.compute_overlapping_tensors([one, other], symbolic=False))
 
 
-def is_view(tensor: torch.Tensor) -> bool:
-    """Return whether autograd knows a tensor to be a view of another."""
-    return tensor._is_view()
-
-
 def has_static_address(value: object) -> bool:
     """Return whether dynamo marks a tensor to stay where it is, so that CUDA graphs need not copy it."""
     return bool(getattr(value, "_dynamo_static_input_type", None))
@@ -106,9 +102,8 @@ def same_layouts(tensors: Sequence[torch.Tensor]) -> torch._C._dynamo.guards.Ten
     return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
-def keep_device_busy(cycles: int) -> None:
-    """Queue a kernel on the current CUDA stream that does nothing for so many cycles."""
-    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+# Queues a kernel on the current CUDA stream that does nothing for so many cycles.
+keep_device_busy: Callable[[int], None] = torch.cuda._sleep
 
 
 def allowed_attention() -> str:
@@ -128,9 +123,8 @@ WRITES_AS_DECLARED = frozenset({"torch._functorch.predispatch", "torch._functorc
 }
 
 
-def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace each parameter and buffer: `Module.to` would make complex ones real."""
-    module._apply(made_of)  # type: ignore[no-untyped-call]
+# Replaces each parameter and buffer by what a function makes of it: `Module.to` would make complex ones real.
+replace_tensors: Callable[[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]], object] = torch.nn.Module._apply
 
 
 def dynamos_graph_class() -> AbstractContextManager[None]:

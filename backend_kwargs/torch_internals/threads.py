@@ -3,6 +3,7 @@
 import sys
 import sysconfig
 import threading
+import traceback
 from types import FrameType
 
 # Where a thread waits for another one: for a lock, an item, data, or the end of dynamo's compile in this thread.
@@ -31,10 +32,7 @@ def _waits(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") in WAITS and frame.f_code.co_name not in ("run", "is_set")
 
 
-def _runs_users_code(frame: FrameType | None) -> bool:
-    while frame is not None:
-        own = str(frame.f_globals.get("__name__")).startswith("backend_kwargs.")
-        if not own and not any(place in frame.f_code.co_filename for place in INSTALLED):
-            return True
-        frame = frame.f_back
-    return False
+def _runs_users_code(frame: FrameType) -> bool:
+    frames = (each for each, _ in traceback.walk_stack(frame))
+    others = (each for each in frames if not str(each.f_globals.get("__name__")).startswith("backend_kwargs."))
+    return any(not any(place in each.f_code.co_filename for place in INSTALLED) for each in others)

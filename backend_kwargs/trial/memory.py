@@ -124,10 +124,7 @@ def busy_share(before: str, after: str) -> float:
 
 
 def _stat() -> str:
-    try:
-        return STAT.read_text()
-    except OSError:  # not Linux
-        return ""
+    return STAT.read_text() if STAT.is_file() else ""  # it is there on Linux
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:

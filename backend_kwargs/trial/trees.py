@@ -142,19 +142,20 @@ def fresh_inputs(inputs: object, seed: int) -> Any:
     """
     generator = torch.Generator().manual_seed(seed)
     leaves, spec = pytree.tree_flatten(inputs)
-    floats = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-    changes = _shuffled if any(bool(_bytes_of_float8(leaf).any()) for leaf in floats) else _shuffled_integers
-    return pytree.tree_unflatten([_fresh(leaf, changes, generator) for leaf in leaves], spec)
+    numbers = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    floats = any(bool(_bytes_of_float8(leaf).any()) for leaf in numbers)
+    return pytree.tree_unflatten([_fresh(leaf, generator, floats) for leaf in leaves], spec)
 
 
-def _fresh(leaf: object, changes: Callable[..., torch.Tensor], generator: torch.Generator) -> object:
-    """Return another leaf of the same kind, its values changed by `changes`."""
+def _fresh(leaf: object, generator: torch.Generator, floats: bool) -> object:
+    """Return another leaf of the same kind, with other numbers if they are `floats`, or else integers."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
         return copy.deepcopy(leaf)
     # Expanded dimensions stay expanded, since other strides would recompile.
     narrow = leaf.detach()[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in leaf.stride())]
     fresh = torch.empty_strided(narrow.shape, narrow.stride(), dtype=leaf.dtype, device=leaf.device)
-    fresh.copy_(changes(narrow, generator))
+    stays = leaf.is_complex() or leaf.dtype == torch.bool or leaf.is_floating_point() != floats or not leaf.numel()
+    fresh.copy_(narrow if stays else _shuffled(narrow, generator))
     return fresh.expand(leaf.shape).requires_grad_(leaf.requires_grad)
 
 
@@ -164,25 +165,11 @@ def _bytes_of_float8(values: torch.Tensor) -> torch.Tensor:
 
 
 def _shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return floating-point values in another order, or scaled if all are equal."""
-    if not values.is_floating_point() or not values.numel():
-        return values
-    if (raw := _bytes_of_float8(values)) is not values:
-        return _permuted(raw, generator).view(values.dtype)
-    if bool((values == values.flatten()[0]).all()):
+    """Return values in a random order, or floating-point ones scaled if all are equal."""
+    raw = _bytes_of_float8(values)
+    if raw is values and values.is_floating_point() and bool((values == values.flatten()[0]).all()):
         return values * (0.5 + 0.5 * torch.rand(values.shape, generator=generator)).to(values)
-    return _permuted(values, generator)
-
-
-def _shuffled_integers(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return integers in another order; other values stay."""
-    stays = values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
-    return values if stays else _permuted(values, generator)
-
-
-def _permuted(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the values in a random order."""
     # Drawn on the device: a CPU needs half a minute for a thousand million numbers.
     own = torch.Generator(values.device).manual_seed(int(torch.randint(1 << 31, (1,), generator=generator)))
     order = torch.randperm(values.numel(), generator=own, device=values.device)
-    return values.flatten()[order].reshape(values.shape)
+    return raw.flatten()[order].reshape(values.shape).view(values.dtype)

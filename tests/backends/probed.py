@@ -138,12 +138,12 @@ def part_compiler(name: str) -> PartCompiler:
 
         return TVM(OfTVM())
     if name == "onnxruntime":
+        from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeOptions as OfONNXRuntime
         from backend_kwargs.backends.onnxruntime.session import ONNXRuntime
-        from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions as OfONNXRuntime
 
         return ONNXRuntime(OfONNXRuntime())
+    from backend_kwargs.backends.openvino.compiler import OpenVINOOptions as OfOpenVINO
     from backend_kwargs.backends.openvino.model import OpenVINO
-    from backend_kwargs.backends.openvino.settings import OpenVINOOptions as OfOpenVINO
 
     return OpenVINO(OfOpenVINO())
 

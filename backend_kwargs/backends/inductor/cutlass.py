@@ -9,15 +9,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 
 from backend_kwargs.errors import BackendKwargsError, pip_install
 from backend_kwargs.keys import digest
 from backend_kwargs.options import CUTLASS_GEMM, Options, generators, unmet
-from backend_kwargs.options.machine import CUTLASS_PACKAGES, CUTLASS_VARIABLE, Machine
+from backend_kwargs.options.machine import CUTLASS_PACKAGES, CUTLASS_VARIABLE, Machine, installed_version, places_of
 
 INSTALL = pip_install("cutlass")
 SOURCES = ("include", "tools", "examples")  # below cutlass_library/source
@@ -93,18 +91,13 @@ def _relink(python: Path) -> None:
 
 
 def _location(package: str) -> Path:
-    spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    if not places:
+    if not (places := places_of(package)):
         raise BackendKwargsError(f"CUTLASS 4 is not installed ({package} is not importable): {INSTALL}.")
-    return Path(places[0]).resolve()
+    return places[0].resolve()
 
 
 def _key(parts: Mapping[str, Path]) -> str:
-    try:
-        release = version("nvidia-cutlass")
-    except PackageNotFoundError:  # installed from a checkout
-        release = "unversioned"
+    release = installed_version("nvidia-cutlass") or "unversioned"  # installed from a checkout
     places = "\n".join(map(str, parts.values()))
     return f"{release}-{digest(places.encode(), 12)}"
 

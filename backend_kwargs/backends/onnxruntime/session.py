@@ -26,7 +26,6 @@ from torch.export.graph_signature import (
 from torch.utils.dlpack import from_dlpack
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.backends.onnxruntime.settings import ONNXRuntimeOptions
 from backend_kwargs.backends.partitioned import (
     MEMORY,
     CompiledPart,
@@ -129,7 +128,6 @@ class ONNXRuntime(Engine):
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
     denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
-    settings: ONNXRuntimeOptions
 
     def lacks(self, node: fx.Node) -> str:
         if not _registry().is_registered(node.target):
@@ -278,7 +276,7 @@ def _without_lines_of_the_exporter() -> Iterator[None]:
         yield
 
 
-def _options(settings: ONNXRuntimeOptions) -> "onnxruntime.SessionOptions":
+def _options(settings: Any) -> "onnxruntime.SessionOptions":
     """Return ONNX Runtime's options of a session."""
     import onnxruntime as ort
 

@@ -5,21 +5,60 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from backend_kwargs.backends.declared import DeclaredCompiler
-from backend_kwargs.backends.openvino.settings import OPTIONS, Hint, OpenVINOOptions
 from backend_kwargs.errors import BackendKwargsError, pip_install, unknown
-from backend_kwargs.options import CannotWorkError, Check, Limit, Need, Option, Options, Rule, importable, precisions
+from backend_kwargs.options import (
+    CannotWorkError,
+    Check,
+    Limit,
+    Need,
+    Option,
+    Options,
+    Rule,
+    declared,
+    importable,
+    precisions,
+)
 from backend_kwargs.options.machine import WITHOUT_HALF
+from backend_kwargs.options.option import AtLeastOne
 
 if TYPE_CHECKING:
     from backend_kwargs.backends.partitioned import PartCompiler
 
+Hint = Literal["f32", "bf16", "f16"]
 # The values of OpenVINO's INFERENCE_PRECISION_HINT, which it ignores where it lacks the capability.
 HINTS: Mapping[str, Hint] = MappingProxyType({"bf16": "bf16", "fp16": "f16"})
 REMEDY = "leave it out"
 CAPABILITIES: Mapping[str, str] = MappingProxyType({"bf16": "BF16", "f16": "FP16"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVINOOptions:
+    """Every option of OpenVINO's native compiler, by its name, with its default."""
+
+    inference_precision: Annotated[
+        Hint, "the precision of OpenVINO's kernels; below f32 results differ from eager's"
+    ] = "f32"
+    precision: Annotated[
+        tuple[Literal["bf16", "fp16"], ...], "a lower precision within max_error, as on tmpl-inductor; needs max_error"
+    ] = ()
+    max_error: Annotated[
+        precisions.Bound | None, "largest relative RMSE of an output to a float64 reference under precision"
+    ] = None
+    inference_num_threads: Annotated[AtLeastOne | None, "threads; None: torch.get_num_threads()"] = None
+    performance_hint: Annotated[Literal["LATENCY", "THROUGHPUT"], "the goal of OpenVINO's scheduling of threads"] = (
+        "LATENCY"
+    )
+    min_block_size: Annotated[
+        AtLeastOne, "the least number of operators in a part of little work; smaller ones run in eager"
+    ] = 8
+    aten_ops: Annotated[tuple[str, ...], "operators left to ATen, such as 'mm'"] = ()
+    config: Annotated[dict[str, Any] | None, "OpenVINO's own properties, such as {'ENABLE_CPU_PINNING': True}"] = None
+
+
+OPTIONS = declared(OpenVINOOptions, data={"aten_ops"})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.backends.openvino.settings import OpenVINOOptions
 from backend_kwargs.backends.partitioned import (
     MEMORY,
     CompiledPart,
@@ -84,7 +83,6 @@ class OpenVINO(Engine):
     dtypes: ClassVar[Mapping[torch.dtype, str]] = MappingProxyType(TYPES)
     denied: ClassVar[Mapping[str, str]] = DENIED
     denied_floats: ClassVar[Mapping[str, str]] = DENIED_FLOATS
-    settings: OpenVINOOptions
 
     def lacks(self, node: fx.Node) -> str:
         if str(node.target) not in _translated():
