@@ -18,7 +18,7 @@ MODULE = '''
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends import DeclaredCompiler
 from backend_kwargs.options.option import declared
 from backend_kwargs.options.machine import importable
 

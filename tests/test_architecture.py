@@ -92,7 +92,6 @@ BEFORE_A_GRAPH = (
     "auto/settings.py",
     "auto/store.py",
     "backends/__init__.py",
-    "backends/declared.py",
     "backends/dynamo.py",
     "backends/others.py",
     "backends/inductor/__init__.py",

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from backend_kwargs import errors
-from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends import DeclaredCompiler
 from backend_kwargs.backends.onnxruntime.compiler import ONNXRuntimeCompiler
 from backend_kwargs.backends.openvino.compiler import OpenVINONativeCompiler
 from backend_kwargs.backends.tvm.compiler import TVMCompiler

@@ -4,10 +4,9 @@ With a bound, the relative RMSE of each output to that reference is checked inst
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeGuard
 
@@ -105,8 +104,8 @@ class Accuracy:
     cosine: float | None = None
     error: float | None = None
     bound: float | None = None
-    allowed: float | None = dataclasses.field(default=None, compare=False)
-    leaves: tuple[LeafError, ...] = dataclasses.field(default=(), compare=False)
+    allowed: float | None = field(default=None, compare=False)
+    leaves: tuple[LeafError, ...] = field(default=(), compare=False)
 
     @property
     def passed(self) -> bool:
@@ -191,7 +190,7 @@ def check(
             leaves.append(LeafError(path, accuracy.error, accuracy.bound or accuracy.allowed, accuracy.passed))
             yield accuracy
 
-    return dataclasses.replace(worst(judged()), leaves=tuple(leaves))
+    return replace(worst(judged()), leaves=tuple(leaves))
 
 
 def check_all(seen: Results, eager: Results, reference: Results | None = None, **how: Any) -> Accuracy:
@@ -204,7 +203,7 @@ def check_all(seen: Results, eager: Results, reference: Results | None = None, *
             leaves.extend(accuracy.leaves)
             yield accuracy
 
-    return dataclasses.replace(worst(judged()), leaves=tuple(leaves))
+    return replace(worst(judged()), leaves=tuple(leaves))
 
 
 def _tolerance(tol: float | None, training: bool) -> float:
@@ -239,7 +238,7 @@ def worst(accuracies: Iterable[Accuracy]) -> Accuracy:
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
     """Return the failed comparison, with its figures."""
-    return dataclasses.replace(figures, status="fail_accuracy", reason=reason)
+    return replace(figures, status="fail_accuracy", reason=reason)
 
 
 def is_number(value: object) -> TypeGuard[torch.Tensor]:
@@ -374,10 +373,10 @@ class _Leaf:
         if self.precise is not None:
             error, own = root_mean_square(self.got - self.precise), Errors.of(self.want - self.precise)
             share = error / self.size if self.size else None
-            figures = dataclasses.replace(figures, rmse=error, reference_rmse=own.rms, error=share)
+            figures = replace(figures, rmse=error, reference_rmse=own.rms, error=share)
         own = Errors(*(max(each, self.rounding * self.size) for each in own))
         if self.precise is not None and self.size:
-            figures = dataclasses.replace(figures, allowed=self._most(own) / self.size)
+            figures = replace(figures, allowed=self._most(own) / self.size)
         floor = self.floor + (self.limits.rounding if self.precise is None and not self.limits.closely else 0.0)
         if not apart.numel() or float(apart.sub_(self.want.abs(), alpha=self.limits.tol).max()) <= floor:
             return figures
@@ -393,7 +392,7 @@ class _Leaf:
             if moved >= ENOUGH and self._far(own, figures, drawn, BEYOND):
                 break
         if not failed and self.precise is not None and self.size:
-            return dataclasses.replace(figures, allowed=self._most(own, drawn) / self.size)
+            return replace(figures, allowed=self._most(own, drawn) / self.size)
         return failed or figures
 
     @cached_property
@@ -456,7 +455,7 @@ class _Leaf:
         to = "eager" if self.precise is None else "the reference"
         if figures.rmse > beyond * allowed:
             reason = f"{self.path}: RMSE to {to} {figures.rmse:.3g}, at most {allowed:.3g} allowed"
-            return _failed(reason, dataclasses.replace(figures, bound=allowed / self.size) if self.size else figures)
+            return _failed(reason, replace(figures, bound=allowed / self.size) if self.size else figures)
         off = (self.got - self.truth).abs_()
         at = int((off - 2 * self.limits.tol * self.truth.abs()).argmax())
         largest = ELEMENT * max(own.largest, drawn.largest)

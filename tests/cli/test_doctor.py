@@ -6,9 +6,8 @@ from dataclasses import asdict, replace
 import pytest
 from typer.testing import CliRunner
 
+from backend_kwargs import backends, list_templates, make_backend
 from backend_kwargs import explain as explain_
-from backend_kwargs import list_templates, make_backend
-from backend_kwargs.backends import declared
 from backend_kwargs.backends.inductor import compiler
 from backend_kwargs.backends.tvm import settings
 from backend_kwargs.backends.tvm.settings import INSTALL
@@ -41,10 +40,10 @@ SMALL = replace(H200, gpu="a small GPU", sms=20)
 @pytest.fixture
 def on(monkeypatch):
     def be(machine: Machine, *, with_tvm: bool = False, with_cuda: bool = False) -> None:
-        for module in (compiler, declared, listing, machines):
+        for module in (compiler, backends, listing, machines):
             monkeypatch.setattr(module, "machine", lambda: machine)
         monkeypatch.setattr(machines, "_scripts_graphs", lambda: False)  # True in some releases of torch
-        monkeypatch.setattr(declared, "installed_version", lambda name: None)
+        monkeypatch.setattr(backends, "installed_version", lambda name: None)
         monkeypatch.setattr(settings, "unfit", lambda: "" if with_tvm else "apache-tvm 0.27 is not installed")
         monkeypatch.setattr(settings, "has_cuda", lambda: with_cuda)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends import DeclaredCompiler
 from backend_kwargs.errors import pip_install
 from backend_kwargs.options import Need, Option, Options, Rule, declared, importable
 from backend_kwargs.options.option import AtLeastOne

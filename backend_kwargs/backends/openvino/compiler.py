@@ -7,7 +7,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends import DeclaredCompiler
 from backend_kwargs.errors import BackendKwargsError, pip_install, unknown
 from backend_kwargs.options import (
     CannotWorkError,

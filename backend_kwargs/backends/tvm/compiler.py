@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from backend_kwargs.backends.declared import DeclaredCompiler
+from backend_kwargs.backends import DeclaredCompiler
 from backend_kwargs.backends.tvm import settings as of_tvm
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.options.machine import CannotWorkError, Limit, Rule

@@ -19,7 +19,7 @@ from tvm.sym import Analyzer
 from tvm.target import Target, codegen
 from tvm_ffi import Object, get_global_func, register_global_func
 
-from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
+from backend_kwargs.backends.tvm.lowering.node import maximum, minimum
 from backend_kwargs.backends.tvm.lowering.reductions import highest, lowest
 from backend_kwargs.backends.tvm.opaque import is_opaque, opaque
 

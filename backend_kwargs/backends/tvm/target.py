@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import tvm
@@ -19,9 +19,6 @@ from tvm.target import Target, codegen
 from backend_kwargs.errors import BackendKwargsError, error_text, shown
 from backend_kwargs.options.option import Options
 from backend_kwargs.torch_internals.replacing import replaced
-
-if TYPE_CHECKING:
-    from tvm.target import Target
 
 HOW = 'a kind such as "llvm" or a dict such as {"kind": "llvm", "mcpu": "znver4", "num-cores": 4}'
 
@@ -94,7 +91,7 @@ _compiling = threading.RLock()
 
 
 @contextmanager
-def exact_math(target: "Target") -> Iterator[None]:
+def exact_math(target: Target) -> Iterator[None]:
     """Generate CUDA code without fast math in this context; TVM_CUDA_NVRTC_EXTRA_OPTS can still request it.
 
     Other callers of NVRTC are not affected. With nvcc, TVM reads an environment variable instead.

@@ -4,8 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from backend_kwargs import BackendKwargsError, BackendKwargsWarning, explain, make_backend
-from backend_kwargs.backends import declared
+from backend_kwargs import BackendKwargsError, BackendKwargsWarning, backends, explain, make_backend
 from backend_kwargs.backends.tvm import settings
 from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions, require_tvm, unfit
 from backend_kwargs.options.machine import Machine
@@ -221,7 +220,7 @@ INERT = [
 @pytest.mark.parametrize(("options", "machine", "reason"), INERT)
 def test_inert(options, machine, reason, monkeypatch):
     """`explain` says why an option has no effect here."""
-    monkeypatch.setattr(declared, "machine", lambda: machine)
+    monkeypatch.setattr(backends, "machine", lambda: machine)
     monkeypatch.setattr(settings, "has_cuda", lambda: False)
     assert explain("tvm", options).effects[-1].status == f"inert because {reason}"
 
@@ -229,7 +228,7 @@ def test_inert(options, machine, reason, monkeypatch):
 def test_every_option_can_act(monkeypatch):
     """For a search on a GPU every option except opt_level has an effect."""
     whole = Machine(gpu="H200", packages=frozenset({"psutil", "xgboost"}))
-    monkeypatch.setattr(declared, "machine", lambda: whole)
+    monkeypatch.setattr(backends, "machine", lambda: whole)
     monkeypatch.setattr(settings, "has_cuda", lambda: True)
     given = {**{name: option.default for name, option in OPTIONS.items()}, "scheduler": "meta_schedule"}
     given |= {"target": "cuda", "cuda_graph": True, "cost_model": "xgb"}

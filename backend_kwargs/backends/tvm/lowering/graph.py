@@ -19,8 +19,16 @@ from tvm.relax.utils import gen_call_tir_inputs
 from tvm.te import Tensor
 
 from backend_kwargs.backends.partitioned import Unsupported
-from backend_kwargs.backends.tvm.lowering.node import Converter, Node, ShapeSource, dtype, is_float, to_tvm, unread
-from backend_kwargs.backends.tvm.lowering.pointwise import POINTWISE
+from backend_kwargs.backends.tvm.lowering.node import (
+    POINTWISE,
+    Converter,
+    Node,
+    ShapeSource,
+    dtype,
+    is_float,
+    to_tvm,
+    unread,
+)
 from backend_kwargs.backends.tvm.lowering.reductions import REDUCTIONS, RESHAPED, SAME, VIEWS, WINDOWS
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.errors import error_text

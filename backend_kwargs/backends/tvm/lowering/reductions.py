@@ -31,9 +31,10 @@ from backend_kwargs.backends.tvm.lowering.node import (
     is_one,
     isnan,
     load,
+    maximum,
+    minimum,
     replaced,
 )
-from backend_kwargs.backends.tvm.lowering.pointwise import maximum, minimum
 from backend_kwargs.backends.tvm.opaque import number
 from backend_kwargs.torch_internals.pytree import tree_leaves
 
