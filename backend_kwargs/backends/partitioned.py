@@ -188,11 +188,6 @@ def has_floats(nodes: Sequence[fx.Node]) -> bool:
     return any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in values)
 
 
-def is_too_small(nodes: Sequence[fx.Node], min_block_size: int) -> bool:
-    """Return whether a part that computes `nodes` would cost more to call than it saves."""
-    return len(nodes) < min_block_size and sum(map(work, nodes)) < MUCH_WORK
-
-
 def work(node: fx.Node) -> int:
     """Return the larger of a node's floating-point operations and the elements that it reads and writes."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: _of_known_size(each.meta["val"]))
@@ -247,11 +242,6 @@ def argument(node: fx.Node, name: str) -> Any:
         if each.name == name:
             return node.args[at] if at < len(node.args) else node.kwargs.get(name, each.default_value)
     return None
-
-
-def reads_floats(node: fx.Node) -> bool:
-    """Return whether an input is of floating point."""
-    return has_floats(node.all_input_nodes)
 
 
 def uses_more_than_first(node: fx.Node) -> bool:
@@ -376,7 +366,8 @@ class _Steps:
             if reason and reason not in self.compiler.unreported and node.target is not operator.getitem:
                 self._leave(op_name(node), reason)
         least = self.compiler.min_block_size
-        too_small = partial(is_too_small, min_block_size=least) if least else None
+        # A part that would cost more to call than it saves.
+        too_small = (lambda nodes: len(nodes) < least and sum(map(work, nodes)) < MUCH_WORK) if least else None
         for node in split(gm, [node for node, reason in reasons.items() if not reason], too_small):
             why = f"a part of fewer than {least} operators and little work costs more than eager"
             self._leave(op_name(node), why)

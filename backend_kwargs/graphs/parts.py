@@ -98,15 +98,11 @@ def parts_of(gm: GraphModule) -> list[Node]:
     return [node for node in gm.graph.nodes if is_part(node)]
 
 
-def results_of(part: Node) -> list[Node]:
-    """Return the nodes of a part's outputs, in order."""
-    items = [user for user in part.users if user.target is operator.getitem]
-    return sorted(items, key=lambda node: node.args[1]) if items else [part]  # type: ignore[arg-type,return-value]
-
-
 def visible_results(part: Node) -> list[int]:
     """Return the positions of a part's results that others than parts read."""
-    return [at for at, result in enumerate(results_of(part)) if not all(map(is_part, result.users))]
+    items = [user for user in part.users if user.target is operator.getitem]
+    results = sorted(items, key=lambda node: node.args[1]) if items else [part]  # type: ignore[arg-type,return-value]
+    return [at for at, result in enumerate(results) if not all(map(is_part, result.users))]
 
 
 def returned_by(part: GraphModule) -> list[Node]:

@@ -222,17 +222,13 @@ def _out_of_place(node: Node) -> bool:
         node.kwargs = {**node.kwargs, "inplace": False}
     elif node.target is functional.relu:
         node.args = node.args[:1]
-    elif node.target in OUT_OF_PLACE and _is_of_one_dtype(node):
-        node.target = OUT_OF_PLACE[node.target]
     else:
-        return False
+        values = [each.meta.get("example_value") for each in node.all_input_nodes]
+        dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+        if node.target not in OUT_OF_PLACE or len(dtypes) != 1:  # of two, out of place the result's could be the other
+            return False
+        node.target = OUT_OF_PLACE[node.target]
     return True
-
-
-def _is_of_one_dtype(node: Node) -> bool:
-    """Return whether all tensors that a node reads have one dtype: out of place, others could change the result's."""
-    values = [each.meta.get("example_value") for each in node.all_input_nodes]
-    return len({value.dtype for value in values if isinstance(value, torch.Tensor)}) == 1
 
 
 def _dtype(gm: GraphModule, node: Node) -> torch.dtype | None:

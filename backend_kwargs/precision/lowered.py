@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.node import Argument, Target, map_aggregate
+from torch.fx.node import Argument, map_aggregate
 
 from backend_kwargs import trial
 from backend_kwargs.backends import CapturedGraph, CompileFn, Inputs
@@ -49,23 +49,15 @@ class InFloat64(Interpreter):
 
     def __init__(self, gm: GraphModule, *, keeps: bool = False) -> None:
         self.keeps, self.bytes, self.live = keeps, dict[Node, int](), 0
-        within = GraphModule(gm, gm.graph)
-        for node in gm.graph.nodes:
-            check_bits(node)
-        for node in gm.graph.find_nodes(op="get_attr"):
-            nested = getattr(gm, str(node.target), None)
-            if isinstance(nested, GraphModule):
-                setattr(within, str(node.target), widened(nested))
-        super().__init__(within)
+        super().__init__(widened(gm, attributes=False))
         self.extra_traceback = False  # an error is the reason why there is no reference, in one line
 
     def fetch_args_kwargs_from_env(self, n: Node) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-        """Return a node's arguments with tensors and dtypes widened."""
+        """Return a node's arguments with tensors widened."""
         args, kwargs = super().fetch_args_kwargs_from_env(n)
         if n.op == "output":
             return args, kwargs
-        args, kwargs = map_aggregate(args, _wide), map_aggregate(kwargs, _wide)
-        return (_without_autocast(args) if n.target is enter_autocast else args), kwargs
+        return map_aggregate(args, _wide_tensor), map_aggregate(kwargs, _wide_tensor)
 
     def run_node(self, n: Node) -> object:
         """Run a node; a tensor that it creates in the default dtype is widened, since the graph may write into it."""
@@ -81,10 +73,6 @@ class InFloat64(Interpreter):
             self.live -= sum(self.bytes.get(each, 0) for each in self.user_to_last_uses.get(n, ()))
         return result
 
-    def call_method(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> object:
-        """Call a method; `.half()`, `.float()` and `.bfloat16()` become `.double()`."""
-        return super().call_method("double" if target in WIDENED else target, args, kwargs)
-
 
 def check_room(size: int) -> None:
     """Raise MemoryError if values of `size` bytes are too many to keep in float64."""
@@ -92,34 +80,29 @@ def check_room(size: int) -> None:
         raise MemoryError(f"its values in float64 exceed {LARGEST >> 30} GiB")
 
 
-def widened(gm: GraphModule) -> GraphModule:
-    """Return a copy of a nested graph with all its dtypes widened; its inputs are wide already."""
+def widened(gm: GraphModule, *, attributes: bool = True) -> GraphModule:
+    """Return a copy of a graph, and of those in it, with all dtypes widened; their inputs must be wide already.
+
+    So are tensors that are `attributes`. Raise TypeError if a node reads the bits of numbers, which differ in float64.
+    """
     graph = copy.deepcopy(gm.graph)
     for node in graph.nodes:
-        check_bits(node)
+        if node.target == BITS and any(isinstance(arg, torch.dtype) for arg in (*node.args, *node.kwargs.values())):
+            raise TypeError("it reads the bits of numbers, which differ in float64")
         if node.op == "call_method" and node.target in WIDENED:
             node.target = "double"
         node.args, node.kwargs = map_aggregate(node.args, _wide_dtype), map_aggregate(node.kwargs, _wide_dtype)
         if node.target is enter_autocast:
-            node.args = _without_autocast(node.args)
+            device, dtype, _, *rest = node.args
+            node.args = (device, torch.bfloat16 if dtype == torch.float64 else dtype, False, *rest)
     twin = GraphModule(gm, graph)
     for node in graph.find_nodes(op="get_attr"):
         attribute = getattr(twin, str(node.target), None)
         if isinstance(attribute, GraphModule):
             setattr(twin, str(node.target), widened(attribute))
-        elif isinstance(attribute, torch.Tensor):
-            setattr(twin, str(node.target), _wide(attribute))
+        elif attributes and isinstance(attribute, torch.Tensor):
+            setattr(twin, str(node.target), _wide_tensor(attribute))
     return twin
-
-
-def check_bits(node: Node) -> None:
-    """Raise if a node reads the bits of numbers, which differ in float64."""
-    if node.target == BITS and any(isinstance(arg, torch.dtype) for arg in (*node.args, *node.kwargs.values())):
-        raise TypeError("it reads the bits of numbers, which differ in float64")
-
-
-def _wide(leaf: Argument) -> Argument:
-    return _wide_dtype(_wide_tensor(leaf))
 
 
 def _wide_tensor(leaf: Argument) -> Argument:
@@ -128,11 +111,6 @@ def _wide_tensor(leaf: Argument) -> Argument:
 
 def _wide_dtype(leaf: Argument) -> Argument:
     return torch.float64 if isinstance(leaf, torch.dtype) and leaf in LOWER else leaf
-
-
-def _without_autocast(args: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    device, dtype, _, *rest = args
-    return (device, torch.bfloat16 if dtype == torch.float64 else dtype, False, *rest)
 
 
 @dataclass(frozen=True, slots=True)

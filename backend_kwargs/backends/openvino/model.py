@@ -18,7 +18,7 @@ from backend_kwargs.backends.partitioned import (
     argument,
     dense,
     fixed_sizes,
-    reads_floats,
+    has_floats,
     uses_more_than_first,
 )
 from backend_kwargs.graphs.parts import Decompositions, calls_of, op_name, returned_by
@@ -87,7 +87,7 @@ class OpenVINO(Engine):
     def lacks(self, node: fx.Node) -> str:
         if str(node.target) not in _translated():
             return "OpenVINO does not have it"
-        reads, value = reads_floats(node), node.meta["val"]
+        reads, value = has_floats(node.all_input_nodes), node.meta["val"]
         if not reads and op_name(node) in NO_BOOLS:
             return "OpenVINO does not compute with bools"
         if reads and op_name(node) == "_to_copy" and value.dtype == torch.bool:

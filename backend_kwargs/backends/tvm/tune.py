@@ -12,8 +12,8 @@ import sys
 import tempfile
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -127,7 +127,7 @@ def _records(search: Path, stamp: object) -> tuple[list[Workload], list[TuningRe
         # TVM takes 2 ms to read the schedule of a record, so those of slower ones are not read.
         # One that is broken is left out.
         read = partial(TuningRecord.from_json, record, workloads[at])
-        if at not in best and (fastest := _attempted(read)) is not None:
+        if at not in best and (fastest := _or_reason(read)[0]) is not None:
             best[at] = fastest
     return [w for w in workloads if w is not None], list(best.values())
 
@@ -147,16 +147,8 @@ def _lines(file: Path) -> list[str]:
 
 
 def _parsed(line: str, read: Callable[[Any], T]) -> T | None:
-    """Return what `read` makes of a line of JSON, None if it is broken."""
-    return _attempted(lambda: read(json.loads(line)))
-
-
-def _attempted(read: Callable[[], T]) -> T | None:
-    """Return the result of `read`, None if it fails."""
-    try:
-        return read()
-    except Exception:  # noqa: BLE001 - an incomplete line, or one of another TVM: its schedule is skipped
-        return None
+    """Return what `read` makes of a line of JSON, None if it is incomplete, or of another TVM."""
+    return _or_reason(lambda: read(json.loads(line)))[0]
 
 
 # ---- the search
@@ -174,7 +166,8 @@ def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Know
         directory = Path(parent) / f"search-{uuid.uuid4().hex[:12]}"
         directory.mkdir(parents=True)
         database, trials = JSONDatabase(work_dir=str(directory)), min(settings.trials, share * len(tasks))
-        with progress("tuning", f"{trials} trials") as tell, _tensor_intrinsics():
+        with progress("tuning", f"{trials} trials") as tell:
+            _import_tensor_intrinsics()
             builder = InProcessBuilder()
             runner = InProcessRunner(builder.kept, lambda at: tell(f"trial {at} of {trials}", at / trials))
             measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
@@ -370,14 +363,12 @@ def _or_reason(attempt: Callable[[], T]) -> tuple[T | None, str | None]:
 # ---- workarounds
 
 
-@contextmanager
-def _tensor_intrinsics() -> Iterator[None]:
+def _import_tensor_intrinsics() -> None:
     """Import TVM's tensor intrinsics in seconds instead of half a minute."""
     # They are Python that TVM parses at import, each function with inspect.stack(), which looks up the source of every
     # frame on the stack: half a minute. The parser needs only the frames.
     with replaced(inspect, "stack", _frames):
         import tvm.s_tir.tensor_intrin  # noqa: F401 - imported for what it registers
-    yield
 
 
 def _frames(context: int = 1) -> list[inspect.FrameInfo]:
