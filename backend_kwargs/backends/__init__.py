@@ -34,8 +34,6 @@ from backend_kwargs.options.machine import Machine, installed_version, machine
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-    from backend_kwargs.backends.partitioned import PartCompiler
-
 Tell = Callable[[Limit], None]
 Inputs: TypeAlias = Sequence[Any]  # tensors, and integers or torch.SymInt for dynamic sizes
 CompileInner: TypeAlias = Callable[..., Call]  # compiles one lowered graph: Inductor's `compile_fx_inner`
@@ -223,13 +221,12 @@ class DeclaredCompiler(Compiler):
         require(f"Backend {self.name!r}", *self.needs)
 
     @abstractmethod
-    def part_compiler(self, options: Options) -> "PartCompiler":
-        """Return what compiles the parts of a graph with these options; libraries are imported here."""
+    def part_compiler(self, options: Options) -> Any:
+        """Return the `partitioned.PartCompiler` with these options; torch and the library are imported here."""
 
     def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
-        from backend_kwargs.backends.partitioned import compile_by_parts  # imports torch
-
-        return compile_by_parts(graph, options, self.part_compiler(options))
+        compiled: Compiled = self.part_compiler(options).compile_graph(graph, options)
+        return compiled
 
     def checked(self, option: Option, value: object, coerce: Check) -> object:
         """Return `value` converted to the option's type, or raise."""
