@@ -156,8 +156,7 @@ def calls_itself(decision: Decision) -> str:
     ratio = over_itself(decision)
     if ratio is None or ratio.high >= 1:
         return ""
-    speedup = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
-    return f"with dynamo's guards, {decision.winner} is {speedup} as fast as the model itself"
+    return f"with dynamo's guards, {decision.winner} is {ratio.as_ratio()} as fast as the model itself"
 
 
 def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int, *, provisional: bool = False) -> str:
@@ -168,7 +167,7 @@ def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int, *, provisional:
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
     total = over_eager(row, rows) if row.speedup else None
     ratio, baseline = (total, EAGER) if total else (row.speedup, row.against)
-    why = f"{ratio.median:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}] over {baseline}" if ratio else row.reason
+    why = f"{ratio.as_ratio()} over {baseline}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
     kept = "" if not row.won else "  <- kept, provisional" if provisional else "  <- kept"
     if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
@@ -183,6 +182,5 @@ def _place(row: PlaceRow, decision: Decision) -> str:
     if row.speedup is None:
         return f"  {row.name}: {row.why}"
     today = ", ".join(filter(None, (f"{row.default_s * 1e6:.1f} µs", row.from_limit)))
-    ratio = f"{row.speedup.median:.2f}x [{row.speedup.low:.2f}, {row.speedup.high:.2f}]"
     used = f"{', used' if decision.uses(row) else ''}{', confirmed in a whole graph' if row.confirmed else ''}"
-    return f"  {row.name}: {today}; rewritten {row.rewritten_s * 1e6:.1f} µs, {ratio}{used}"
+    return f"  {row.name}: {today}; rewritten {row.rewritten_s * 1e6:.1f} µs, {row.speedup.as_ratio()}{used}"

@@ -122,10 +122,6 @@ class Catalogue:
         found = [each for each in self._bodies(KIND, folder).values() if each.key.startswith(prefix)]
         return sorted(found, key=lambda each: each.made, reverse=True)
 
-    def find(self, key: str) -> Decision | None:
-        """Return the latest decision for `key`, None if there is none."""
-        return next((each for each in self.all(key) if each.key == key), None)
-
     def check_replaces(self) -> None:
         """Raise if another decision could not be kept in the place of one that is signed."""
         with self._opened.doing("write") as store:

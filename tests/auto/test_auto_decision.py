@@ -36,18 +36,18 @@ def test_a_store_makes_its_folder(tmp_path):
     """A decision is stored even if the folder does not exist yet."""
     store = Catalogue(tmp_path / "decisions")
     store.add(MADE)
-    assert store.find(KEY) == MADE
+    assert store.all(KEY) == [MADE]
 
 
 def test_keeps_what_it_is_given(store):
     """A decision that is written is read back unchanged."""
     Catalogue(store).add(MADE)
-    assert Catalogue(store).find(KEY) == MADE
+    assert Catalogue(store).all(KEY) == [MADE]
 
 
 def test_knows_nothing_without_a_file(store):
     """A look-up does not create a file."""
-    assert Catalogue(store).find(KEY) is None
+    assert Catalogue(store).all(KEY) == []
     assert not store.exists()
 
 
@@ -79,7 +79,7 @@ def test_a_broken_document_hides_no_other(store):
 def test_keeps_that_an_option_has_no_form(store):
     """A function among the user's options does not prevent a decision from being stored; only its name is kept."""
     Catalogue(store).add(replace(MADE, fixed=plain({"cpp.threads": 1, "post_grad_custom_post_pass": print})))
-    assert Catalogue(store).find(KEY).fixed == {"cpp.threads": 1, "post_grad_custom_post_pass": None}
+    assert Catalogue(store).all(KEY)[0].fixed == {"cpp.threads": 1, "post_grad_custom_post_pass": None}
 
 
 def test_a_store_that_cannot_be_written_is_an_error(tmp_path):

@@ -181,7 +181,7 @@ def test_command_line(store, tmp_path):
     assert run("forget", "abab") == "1 forgotten.\n"
     assert run("show", "abab") == "error: No decision's key begins with 'abab'; `decisions list` shows all.\n"
     assert run("import", tmp_path / "d.toml") == f"1 added to {str(store)!r}.\n"
-    assert Catalogue(store).find(KEY) == replace(MADE, rows=())
+    assert Catalogue(store).all() == [replace(MADE, rows=())]
 
 
 def test_command_line_exports_eager_as_no_template(store, tmp_path):
@@ -206,7 +206,7 @@ def test_command_line_imports_what_joined_templates_won(store, tmp_path):
     joined = replace(MADE, winner="aten+freezing", options={"freezing": True}, rows=())
     write_decisions([joined], tmp_path / "d.toml")
     assert run("import", tmp_path / "d.toml") == f"1 added to {str(store)!r}.\n"
-    assert Catalogue(store).find(KEY) == joined
+    assert Catalogue(store).all() == [joined]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,14 @@ def test_what_no_trusted_key_signed_is_not_used(keys):
     assert refused(raw, trusted_keys=trusted) == others
 
 
+def test_a_body_under_another_name():
+    """Where a body says its document's name, it is not read under another one."""
+    kind = replace(KIND, named=lambda body: f"units/{body.number}.json")
+    content = encoded(KIND, MADE)
+    assert refused(content, kind) == "the unit in it is 'units/0.1.json'"
+    assert decoded(replace(kind, named=lambda body: NAME), NAME, content).body == MADE.body
+
+
 def test_a_signature_is_for_one_kind(keys):
     """The bytes of another kind's document, signed as such, are not this one's, nor those of a bundle."""
     other = Kind("decision", Body)
