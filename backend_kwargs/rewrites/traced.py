@@ -51,6 +51,7 @@ from backend_kwargs.torch_internals.tensors import (
     allowed_attention,
     is_traceable_wrapper_subclass,
 )
+from backend_kwargs.trial.trees import tensors_of
 
 # Methods after which a tensor has other sizes or strides.
 CHANGE_SIZES = (
@@ -255,12 +256,12 @@ def replacing(
             return None
         copied, count = copy_of_graph(gm), 0
         for node in calls(copied):
-            args = arguments_of(node)
+            args, before = arguments_of(node), node.prev
             with copied.graph.inserting_before(node):
                 new = new_node(node, args) if args is not None else None
             if new is None:
                 continue
-            if wanted(placed(node)):
+            if not _saves_what_changes(before, node) and wanted(placed(node)):
                 replace(node, new)
                 count += 1
             else:
@@ -273,6 +274,18 @@ def replacing(
         return Change(copied, example_inputs, count)
 
     return rewrite
+
+
+def _saves_what_changes(before: Node, node: Node) -> bool:
+    """Return whether the nodes inserted after `before` may save for gradients what the graph changes in place later.
+
+    What is replaced may save something else, as a loss its probabilities, and lets its input change.
+    """
+    if not any(each.requires_grad for each in tensors_of(node.meta["example_value"])):
+        return False
+    nodes = [*node.graph.nodes]
+    read = {each for new in nodes[nodes.index(before) + 1 : nodes.index(node)] for each in new.all_input_nodes}
+    return written_between(node, nodes[-1], read, {*filter(is_unknown, nodes)})
 
 
 def is_plain(node: Node) -> bool:

@@ -7,6 +7,8 @@ from torch import nn
 
 import backend_kwargs
 from backend_kwargs.harness.named_models import imported
+from backend_kwargs.rewrites.table import find_rewrite, resolved
+from tests.rewrites.on_a_cpu import compiled_by
 
 W = torch.randn(8, 16)
 TARGET = torch.tensor([1, 0, 3])
@@ -219,18 +221,6 @@ def test_write_before_a_pattern_of_dynamic_sizes():
 
 
 @torch.no_grad()
-def test_operator_of_aten_within():
-    """A functional operator of ATen, called by its name without an overload, writes nothing."""
-
-    def fn(x):
-        made = product(x)
-        doubled = torch.ops.aten.mul(x, 2)
-        return made.sum(-2), doubled
-
-    assert check(fn, "contraction", torch.randn(2, 3, 5, 8)) == {"contraction": 1}
-
-
-@torch.no_grad()
 def test_inplace_argument_by_position():
     """A function that writes into its input, as its arguments by position say, also keeps a pattern as it is."""
 
@@ -243,15 +233,22 @@ def test_inplace_argument_by_position():
     assert check(fn, "packed", torch.randn(2, 3, 5, 8)) == {}
 
 
+def calls_aten_within(x, cache):
+    made = product(x)
+    doubled = torch.ops.aten.mul(x, 2)
+    return made.sum(-2), doubled
+
+
+def another_changes_within(x, cache):
+    made = product(x)
+    cache.add_(1)
+    return made.sum(-2)
+
+
+@pytest.mark.parametrize("fn", [calls_aten_within, another_changes_within])
 @torch.no_grad()
-def test_another_tensor_changes_within():
-    """A write elsewhere within the pattern changes nothing."""
-
-    def fn(x, cache):
-        made = product(x)
-        cache.add_(1)
-        return made.sum(-2)
-
+def test_input_stays_within(fn):
+    """A write elsewhere within the pattern changes nothing, and an operator of ATen by its name writes nothing."""
     assert check(fn, "contraction", torch.randn(2, 3, 5, 8), torch.ones(3)) == {"contraction": 1}
 
 
@@ -270,19 +267,25 @@ def test_input_changes_outside_of_the_pattern(before):
     assert check(fn, "contraction", torch.randn(2, 3, 5, 8)) == {"contraction": 1}
 
 
-def test_features_change_after_the_logits():
-    """A loss whose features change after the logits were computed is not taken apart into chunks."""
+def features_change(x, weight):
+    x = x * 1.5
+    logits = F.linear(x, weight)
+    x.add_(1)
+    return F.cross_entropy(logits, TARGET) + x.sum()
 
-    def fn(x, weight, target):
-        x = x * 1.5
-        logits = F.linear(x, weight)
-        x.add_(1)
-        return F.cross_entropy(logits, target) + x.sum()
 
-    args = (torch.randn(3, 8), torch.randn(4, 8), TARGET)
-    made = compiled(fn, "linear_cross_entropy")
-    torch.testing.assert_close(made(*args), fn(*args))
-    assert rewritten(made) == {}
+def logits_change(x, weight):
+    logits = F.linear(x, weight)
+    return F.cross_entropy(logits, TARGET) + logits.add_(1).sum()
+
+
+@pytest.mark.parametrize(("name", "fn"), [("linear_cross_entropy", features_change), ("cross_entropy", logits_change)])
+def test_loss_of_what_changes(name, fn):
+    """A loss stays if its features change before it, or its logits after it, which ours saves for gradients."""
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
+    made, counts = compiled_by(resolved(find_rewrite(name).traced), fn)
+    torch.testing.assert_close(*(torch.autograd.grad(call(x, weight), x) for call in (made, fn)))
+    assert counts == [0]
 
 
 @torch.no_grad()
