@@ -20,7 +20,7 @@ from backend_kwargs.registry import (
     register_template,
 )
 from backend_kwargs.report import report
-from backend_kwargs.sealing.seal import seal
+from backend_kwargs.sealing import seal
 from backend_kwargs.stores import Store
 
 __version__ = _version("backend-kwargs")

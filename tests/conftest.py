@@ -80,14 +80,14 @@ def _no_names_left_behind(monkeypatch, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _stores_take_their_time(monkeypatch):
     """Wait for the answers of stores, unless a test gives limits of its own: a slow machine is no failure."""
-    from backend_kwargs.stores import deadlines
+    from backend_kwargs.stores import layered
 
-    longest_s = deadlines.Reached.longest_s
+    longest_s = layered.Reached.longest_s
 
     def patient(reached, limits):
         return 60.0 if (limits.connect_s, limits.lookup_s) == (2.0, 0.5) else longest_s(reached, limits)
 
-    monkeypatch.setattr(deadlines.Reached, "longest_s", patient)
+    monkeypatch.setattr(layered.Reached, "longest_s", patient)
 
 
 @pytest.fixture(autouse=True)

@@ -153,14 +153,13 @@ TESTS: Mapping[str, str] = {
     " backends/tvm/test_tvm_inputs.py backends/test_engines.py",
     "*/tvm/lowering/*.py": "backends/tvm/test_tvm_lowering.py backends/tvm/test_tvm_linear.py"
     " backends/tvm/test_tvm_training.py backends/tvm/test_tvm_shapes.py",
-    "*/compare/rows.py": "compare/test_compare_output.py",
-    "*/disk/weights.py": "test_keys.py bundles/test_bundle_weights.py",
+    "*/compare/comparison.py": "compare/test_compare_output.py",
     "*/options/machine.py": "test_keys.py cli/test_doctor.py precision/test_precision_options.py",
     "*/bundles/config.py": "test_keys.py bundles/test_compile_config.py",
     "*/disk/place.py": "test_keys.py bundles/test_extensions.py bundles/test_bundle_place.py"
     " bundles/test_private_folders.py",
-    "*/disk/*.py": "bundles/test_bundle_place.py bundles/test_private_folders.py bundles/test_bundle_faults.py"
-    " bundles/test_extensions.py bundles/test_bundle.py",
+    "*/disk/*.py": "test_keys.py bundles/test_bundle_weights.py bundles/test_bundle_place.py"
+    " bundles/test_private_folders.py bundles/test_bundle_faults.py bundles/test_extensions.py bundles/test_bundle.py",
     "*/bundles/graphs.py": "bundles/test_graph_keys.py bundles/test_gradients.py bundles/test_bundle.py test_keys.py",
     "*/bundles/samples.py": "bundles/test_building.py bundles/test_bundle.py",
     "*/bundles/*.py": "bundles/test_compile_config.py bundles/test_states.py bundles/test_building.py"

@@ -15,7 +15,7 @@ from backend_kwargs import CompileConfig, keys, make_backend
 from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.bundles import config as compile_config
 from backend_kwargs.bundles.disk import place as environment
-from backend_kwargs.bundles.disk.weights import place_of
+from backend_kwargs.bundles.disk.contents import place_of
 from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.options import machine as described
 from backend_kwargs.precision.quantised import weight_of

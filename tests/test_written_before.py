@@ -16,7 +16,7 @@ from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.bundles.disk.contents import inspected
 from backend_kwargs.compare import Row, to_json
-from backend_kwargs.compare.rows import Comparison
+from backend_kwargs.compare.comparison import Comparison
 from backend_kwargs.page import read_document
 from benchmarks.execution import records
 from tests.bundles.small_module import scaled

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from backend_kwargs.auto.store import name_of
 from backend_kwargs.errors import printable
 from backend_kwargs.facts.decision import Decision
-from backend_kwargs.stores.deadlines import Reached
+from backend_kwargs.stores.layered import Reached
 
 SPAN = "opentelemetry.trace"
 MOST = 100  # reasons of one attribute

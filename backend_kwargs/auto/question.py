@@ -31,8 +31,7 @@ from backend_kwargs.keys import key
 from backend_kwargs.options import Limit, Options
 from backend_kwargs.rewrites.table import in_keys, list_rewrites
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.deadlines import Reached
-from backend_kwargs.stores.layered import Layered, reached
+from backend_kwargs.stores.layered import Layered, Reached, reached
 from backend_kwargs.torch_internals.dynamo import compile_id, compiling
 from backend_kwargs.torch_internals.functorch import saves_strictly
 

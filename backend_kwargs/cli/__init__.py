@@ -14,14 +14,10 @@ import typer
 from rich.console import Console
 
 from backend_kwargs.cli import (
-    audit,
     bundles,
+    commands,
     compare,
     decisions,
-    explain,
-    listing,
-    pin,
-    tune,
     tune_plan,
 )
 from backend_kwargs.cli.console import complain, console, say
@@ -116,14 +112,14 @@ app = typer.Typer(
     help="Named, configured torch.compile backends.",
     pretty_exceptions_enable=False,
 )
-app.command("list")(listing.show)
-app.command("explain")(explain.show)
+app.command("list")(commands.list_backends)
+app.command("explain")(commands.explain_options)
 app.command("compare")(compare.show)
-app.command("tune")(tune.show)
+app.command("tune")(commands.tune_model)
 app.command("tune-plan")(tune_plan.show)
-app.command("audit")(audit.show)
-app.command("pin")(pin.show)
-app.command("doctor")(listing.doctor)
+app.command("audit")(commands.audit_decisions)
+app.command("pin")(commands.pin_model)
+app.command("doctor")(commands.doctor)
 app.add_typer(bundles.app, name="bundle")
 app.add_typer(decisions.app, name="decisions")
 

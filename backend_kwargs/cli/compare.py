@@ -18,7 +18,6 @@ from backend_kwargs.cli.console import (
     Timed,
     backend_from_text,
     console,
-    given_to,
     lines_to_paste,
     print_table,
     quiet,
@@ -149,8 +148,9 @@ def show(
 
 def _again(context: typer.Context, earlier: Path, outputs: Outputs) -> None:
     """Write the outputs from the data of an earlier page; raise for what only a comparison uses."""
-    for name in given_to(context):
-        if name not in OF_FILES:
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in OF_FILES:
             shown = "MODEL" if name == "factory" else f"--{name.replace('_', '-')}"
             raise BackendKwargsError(f"{shown} has no effect with --from, which compares nothing.")
     if not outputs:
@@ -179,7 +179,7 @@ class Gate:
 
     def among(self, wanted: list[tuple[str, Backend | None]]) -> "Gate":
         """Return the gate with the label of one of the candidates, to which default is added if it is not there."""
-        from backend_kwargs.compare.document import DEFAULT, label_of
+        from backend_kwargs.compare.comparison import DEFAULT, label_of
 
         labels = [label for label, _ in wanted]
         over = label_of(self.over, labels)
@@ -204,12 +204,12 @@ def _finish(
     _print(comparison, best, backend, timed)
     judged = None
     if gate:
-        from backend_kwargs.compare.document import judge
+        from backend_kwargs.compare.comparison import judge
 
         judged = judge(comparison, gate.over, gate.least)
         say("", judged.text)
     if outputs:
-        from backend_kwargs.compare.document import document_of
+        from backend_kwargs.compare.comparison import document_of
 
         paste = lines_to_paste(backend, timed) if backend else []
         outputs.write(document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
@@ -241,7 +241,7 @@ def _progress(labels: Sequence[str]) -> Iterator[Callable[[str, str, float], Non
 
 def _print(comparison: "Comparison", best: "Row | None", backend: Backend | None, timed: Timed | None = None) -> None:
     """Print the table, what it says, and the lines to paste."""
-    from backend_kwargs.compare.rows import COLUMNS, cells
+    from backend_kwargs.compare.comparison import COLUMNS, cells
 
     print_table(COLUMNS, map(cells, comparison.rows))
     for line in comparison.reading():

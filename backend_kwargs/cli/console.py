@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,21 +18,18 @@ from rich.table import Column, Table
 from rich.text import Text
 
 import backend_kwargs
-from backend_kwargs.backend import Backend, find_backend, find_in_dynamo
+from backend_kwargs.backend import Backend, find_in_dynamo
 from backend_kwargs.errors import (
     BackendKwargsError,
     BrokenPluginError,
     printable,
     shortened,
     shown,
-    warn_once,
     wrong_value,
 )
-from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.files import check_writable, write_whole
 from backend_kwargs.harness.models import LIBRARIES, check_factory, spec_of
-from backend_kwargs.options import DYNAMO_BACKENDS, CannotWorkError, convert, limits, split_assignment
-from backend_kwargs.options.catalogue import inductor_options, usual_options
+from backend_kwargs.options import convert, split_assignment
 from backend_kwargs.options.option import Options
 from backend_kwargs.page import Document, changes, read_document, to_html, to_json
 from backend_kwargs.page.markdown import to_markdown
@@ -71,14 +67,6 @@ As = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def given_to(context: typer.Context) -> Iterator[str]:
-    """Yield the names of the parameters that the command line gives."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            yield name
-
-
 def assigned(assignments: Iterable[str] | None) -> dict[str, str]:
     """Parse `NAME=VALUE` texts."""
     return dict(map(split_assignment, assignments or ()))
@@ -87,43 +75,6 @@ def assigned(assignments: Iterable[str] | None) -> dict[str, str]:
 def backend_from_text(spec: str, options: dict[str, str]) -> Backend:
     """Make a backend from options given as text; `spec` may also be "file.py:function"."""
     return make_backend(spec_of(spec)).bind("command line", options, convert)
-
-
-@contextmanager
-def options_alone() -> Iterator[None]:
-    """Let a command that compiles nothing read Inductor's options without dynamo: three seconds sooner."""
-    from backend_kwargs.torch_internals.inductor_config import config_alone
-
-    with config_alone() as alone:
-        inductor_options()
-    try:
-        yield
-    finally:
-        if alone:  # their types name classes that are loaded again
-            inductor_options.cache_clear()
-            usual_options.cache_clear()
-
-
-def judged_by_name(name: str) -> Verdict:
-    """Return the verdict on a backend of dynamo's by what is known of its name: it is not loaded."""
-    lacking = limits(name, DYNAMO_BACKENDS.get(name, ()))
-    return Verdict("cannot", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("works")
-
-
-def judged(spec: str, **options: object) -> tuple[Verdict, str]:
-    """Return the verdict on `spec` on this machine, and its summary; a broken plug-in must not hide the others."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a package's own, when its backend is imported
-            backend = find_backend(spec).bind("judged", options)
-        return verdict(backend), backend.summary
-    except CannotWorkError as error:
-        (limit,) = error.args
-        return Verdict("cannot", limit.reason, limit.remedy), ""
-    except BackendKwargsError as error:
-        if isinstance(error, BrokenPluginError):
-            warn_once(error)
-        return Verdict("cannot", str(error)), ""
 
 
 class _Stream(Console):

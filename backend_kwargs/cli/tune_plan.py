@@ -14,8 +14,18 @@ from backend_kwargs.cli.console import Output, Outputs, console, print_table, sa
 from backend_kwargs.cli.decisions import Where
 from backend_kwargs.errors import BackendKwargsError, removed, shortened, wrong_value
 from backend_kwargs.fleet.board import AUTO, Unit, UnitClaims, is_slower, name_of, read_plan
-from backend_kwargs.fleet.pools import LocalPool, RayPool, devices_here, without_login
-from backend_kwargs.fleet.scheduling import Ended, Pool, Queue, Summary, drive, expected
+from backend_kwargs.fleet.scheduling import (
+    Ended,
+    LocalPool,
+    Pool,
+    Queue,
+    RayPool,
+    Summary,
+    devices_here,
+    drive,
+    expected,
+    without_login,
+)
 from backend_kwargs.page import document as page
 from backend_kwargs.page import noise_of
 from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on, now

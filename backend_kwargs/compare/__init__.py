@@ -1,23 +1,41 @@
 """Compare one model under several backends: compile each by itself, check it, and time all of them interleaved."""
 
+import contextlib
 import copy
+import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from backend_kwargs.bundles.samples import sample_of
-from backend_kwargs.compare.document import ShownComparison
-from backend_kwargs.compare.rows import Candidate, CandidateTrial, Comparison, Mode, Progress, Row, fastest, to_json
+from backend_kwargs.compare.comparison import (
+    Candidate,
+    Comparison,
+    Mode,
+    Progress,
+    Row,
+    fastest,
+    to_json,
+)
+from backend_kwargs.compile_records import RACED
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.study import Inputs, Study, device_of, move
-from backend_kwargs.harness.trial import learn, room_to_compile, start_inductor
+from backend_kwargs.harness.trial import Counted, Trial, counted, isolated, learn, room_to_compile, start_inductor
+from backend_kwargs.report import Graph
+from backend_kwargs.torch_internals.dynamo import cache_counts
 from backend_kwargs.trial import (
     Interval,
+    KernelTime,
+    Status,
     environment,
     generators,
     interleave,
+    kernel_times,
+    median_interval,
     moved,
     noise_floor,
     others_on,
@@ -39,6 +57,106 @@ COMPILE_NOTES = {
     False: "Compile seconds are the first call, with Inductor's cache as it was: see each row's cache.",
 }
 NO_DROPOUT = "Dropout is off: Inductor's random masks differ from eager's, so results could not be compared."
+
+
+@dataclass(eq=False)
+class CandidateTrial(Trial):
+    """A candidate; if `cold`, compiled with an empty Inductor cache. `cache` is whether that cache was hit.
+
+    If `profiled`, `kernels` are those of one call after the timing.
+    """
+
+    timed: ClassVar[frozenset[Status]] = frozenset({"pass", "unknown", "fell_back", "fail_accuracy"})
+    candidate: Candidate
+    cold: bool
+    cache: str = ""
+    report: str = ""
+    tuning: str = ""
+    made: tuple[Graph, ...] = ()
+    profiled: bool = False
+    kernels: tuple[KernelTime, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Return the candidate's label."""
+        return self.candidate.label
+
+    def compile(self, model: Callable[..., object]) -> tuple[Callable[..., object], Counted | None]:
+        """Compile as `torch.compile` does; eager is the model itself."""
+        if self.candidate.backend is None:
+            return model, None
+        # A precision's error is measured by the study: what exceeds it is timed as well.
+        measured = self.study.max_error is not None
+        backend, left = counted(
+            self.candidate.backend, self.candidate.mode, self.candidate.options, error_is_measured=measured
+        )
+        return isolated(model, backend=backend, **left), backend
+
+    @contextlib.contextmanager
+    def first_call(self) -> Iterator[None]:
+        """Set up its cache, and record whether its graphs came from there."""
+        before = cache_counts()
+        with _empty_cache() if self.cold and self.counted else contextlib.nullcontext():
+            yield
+        if self.counted:
+            after = cache_counts()
+            # A race finds what it has compiled itself in the cache.
+            raced = any(graph.cache == RACED for graph in self.counted.report().graphs)
+            missed = "cold" if after["miss"] > before["miss"] else ""
+            self.cache = "warm" if after["hit"] > before["hit"] and not raced else missed
+
+    def finish(self) -> None:
+        """Keep the report, and check the results again after timing."""
+        if self.counted and (reported := self.counted.report()).graphs:
+            self.report, self.tuning, self.made = str(reported), reported.tuning, reported.graphs
+        super().finish()
+        if self.profiled and self.counted and self.passed:
+            with contextlib.suppress(RuntimeError):  # as where another profiler is running
+                self.kernels = kernel_times(self.step, self.study.device)
+
+    def row(self, samples: list[float] | None) -> Row:
+        """Return its row; `samples` are kept only if it ran."""
+        timed = samples if self.passed and samples else []
+        return Row(
+            self.label,
+            _shown(self.candidate.backend),
+            self.status,
+            self.reason,
+            self.graphs,
+            self.compile_s,
+            self.cache,
+            latency=median_interval(timed) if timed else None,
+            peak_bytes=self.peak_bytes,
+            accuracy=self.accuracy,
+            tuning=self.tuning,
+            samples=timed,
+            report=self.report,
+            made=self.made,
+            kernels=self.kernels,
+        )
+
+
+def _shown(backend: Callable[..., object] | str | None) -> str:
+    if backend is None or isinstance(backend, str):
+        return backend or "eager"
+    return f"{backend.__module__}:{backend.__qualname__}" if inspect.isfunction(backend) else repr(backend)
+
+
+@contextlib.contextmanager
+def _empty_cache() -> Iterator[None]:
+    """Give Inductor an empty cache, and races an empty store."""
+    from backend_kwargs.auto.process_memory import nothing_decided
+    from backend_kwargs.torch_internals.caches import fresh_cache
+
+    error = None
+    with fresh_cache(), nothing_decided():
+        # An error raised inside torch's fresh_cache would leave its folder behind.
+        try:
+            yield
+        except Exception as raised:  # noqa: BLE001 - raised again below
+            error = raised
+    if error is not None:
+        raise error
 
 
 def compare(
@@ -100,7 +218,7 @@ def compare(
     noise, disturbed = _judge_speed(rows[trials.index(first)], rows, samples[AGAIN]) if first else (None, "")
     where = environment(place) | {"mode": mode, "rounds": rounds, "dtype": str(study.dtype)} | others
     base, notes = first.label if first else None, [COMPILE_NOTES[cold], *notes]
-    return ShownComparison(rows, where, noise, base, mode, notes, samples.get(itself.label, []), disturbed)
+    return Comparison(rows, where, noise, base, mode, notes, samples.get(itself.label, []), disturbed)
 
 
 def _start(trials: list[CandidateTrial], say: Progress, itself: CandidateTrial, ends: float) -> list[str]:
@@ -245,3 +363,6 @@ def _judge_speed(first: Row, rows: list[Row], again: list[float]) -> tuple[Inter
             row.latency = Interval(base / of.median, base / of.high, base / of.low)
     first.verdict = "baseline"
     return noise, DISTURBED.format("; ".join(apart)) if apart else ""
+
+
+# ---- a candidate's trial

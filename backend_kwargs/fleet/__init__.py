@@ -1,6 +1,6 @@
 """Models tuned on many devices and machines: a plan of units, who takes which, and what came of each.
 
 `board` reads the plan, makes its units, and asks the store which are done or claimed. `scheduling` says which unit
-runs next, and sums up what came of each. `pools` run units, on this machine's devices or on a Ray cluster: each starts
-a process for it, which is a `worker`; `racing` is what happens to a unit there, and to a model that is audited.
+runs next, on this machine's devices or on a Ray cluster, and sums up what came of each: a unit has a process, which is
+a `worker`; `racing` is what happens to a unit there, and to a model that is audited.
 """

@@ -23,9 +23,8 @@ from backend_kwargs.bundles.running import import_compiler
 from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, printable, shortened
 from backend_kwargs.facts import Call
-from backend_kwargs.sealing.calls import Apart, Calls, Checks, Target, apart_of
+from backend_kwargs.sealing.calls import Apart, Calls, Checks, Padding, Target, apart_of
 from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, UndeclaredError, places_of, shown_point
-from backend_kwargs.sealing.padding import Padding
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.cudagraphs import CUDAGraphTreeManager
 from backend_kwargs.torch_internals.tensors import modes_of_thread

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from backend_kwargs import Backend, trial
-from backend_kwargs.compare import Candidate
-from backend_kwargs.compare.rows import CandidateTrial
+from backend_kwargs.compare import Candidate, CandidateTrial
 from backend_kwargs.tables import as_text
 from benchmarks.execution.study import CaseStudy
 from benchmarks.workloads.case import Case

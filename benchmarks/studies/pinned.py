@@ -18,7 +18,7 @@ from torch import nn
 import backend_kwargs as bk
 from backend_kwargs.auto.lock import read_lock
 from backend_kwargs.compare import Candidate, compare
-from backend_kwargs.compare.document import speedup_over
+from backend_kwargs.compare.comparison import speedup_over
 from backend_kwargs.facts.decision import DEFAULT
 from backend_kwargs.files import write_whole
 from backend_kwargs.interval import Interval

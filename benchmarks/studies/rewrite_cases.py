@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from backend_kwargs.compare.rows import Mode
+from backend_kwargs.compare.comparison import Mode
 from benchmarks.workloads.case import Problem
 from benchmarks.workloads.cases.models import decode
 from benchmarks.workloads.cases.norms import layer_norm, layer_norm_arguments

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.bundles.config import floating_dtype
-from backend_kwargs.bundles.disk.weights import checked_size, checked_weights
+from backend_kwargs.bundles.disk.contents import checked_size, checked_weights
 from tests.bundles.small_module import Scaled, scaled
 
 EAGER = bk.CompileConfig(backend="eager", check_numbers="off")

@@ -11,7 +11,7 @@ from backend_kwargs import explain as explain_
 from backend_kwargs.backends.inductor import compiler
 from backend_kwargs.backends.tvm import settings
 from backend_kwargs.backends.tvm.settings import INSTALL
-from backend_kwargs.cli import app, listing
+from backend_kwargs.cli import app, commands
 from backend_kwargs.explain import Verdict, verdict
 from backend_kwargs.options import machine as machines
 from backend_kwargs.options.machine import Machine
@@ -40,7 +40,7 @@ SMALL = replace(H200, gpu="a small GPU", sms=20)
 @pytest.fixture
 def on(monkeypatch):
     def be(machine: Machine, *, with_tvm: bool = False, with_cuda: bool = False) -> None:
-        for module in (compiler, backends, listing, machines):
+        for module in (compiler, backends, commands, machines):
             monkeypatch.setattr(module, "machine", lambda: machine)
         monkeypatch.setattr(machines, "_scripts_graphs", lambda: False)  # True in some releases of torch
         monkeypatch.setattr(backends, "installed_version", lambda name: None)
@@ -250,7 +250,7 @@ def test_this_machine():
 
 def test_broken_template(on, monkeypatch):
     """A template of another package that fails to load is one row."""
-    monkeypatch.setattr(listing, "list_templates", lambda: ["gone", "default"])
+    monkeypatch.setattr(commands, "list_templates", lambda: ["gone", "default"])
     on(LAPTOP)
     printed = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)["templates"]
     assert {name: row["word"] for name, row in printed.items()} == {"gone": "cannot", "default": "works"}

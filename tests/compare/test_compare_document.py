@@ -3,7 +3,7 @@
 import pytest
 
 from backend_kwargs.compare import Comparison, Row
-from backend_kwargs.compare.document import best_mode, document_of, is_mode
+from backend_kwargs.compare.comparison import best_mode, document_of, is_mode
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import parse, to_html, to_json
 from backend_kwargs.report import Break, Graph

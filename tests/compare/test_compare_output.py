@@ -16,10 +16,9 @@ from backend_kwargs.compare import (
     _judge_speed,
     compare,
     fastest,
-    rows,
     to_json,
 )
-from backend_kwargs.compare.document import document_of
+from backend_kwargs.compare.comparison import cells, document_of
 from backend_kwargs.registry import make_backend
 from backend_kwargs.trial import Interval
 
@@ -104,10 +103,10 @@ def test_what_the_speedups_are_over(made):
 
 def test_cells_of_a_row(made):
     """A row's remark is the reason of its failure or its verdict; memory is in MiB of 2^20 bytes."""
-    failed = rows.cells(dataclasses.replace(made.rows[4], peak_bytes=3 * 2**19))
+    failed = cells(dataclasses.replace(made.rows[4], peak_bytes=3 * 2**19))
     assert failed == ("nope", "", "", "", "", "1.5 MiB", "", "unavailable", "InvalidBackend: nope")
-    assert rows.cells(made.rows[3])[-1] == "within noise"
-    assert rows.cells(dataclasses.replace(made.rows[3], tuning="tuned 3 s"))[-1] == "within noise, tuned 3 s"
+    assert cells(made.rows[3])[-1] == "within noise"
+    assert cells(dataclasses.replace(made.rows[3], tuning="tuned 3 s"))[-1] == "within noise, tuned 3 s"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_cells_of_a_row(made):
 )
 def test_cell_of_a_latency(seconds, text):
     """The median in milliseconds, below one in microseconds."""
-    assert rows.cells(Row("a", "a", latency=Interval(seconds, 0.0, 1.0)))[3] == text
+    assert cells(Row("a", "a", latency=Interval(seconds, 0.0, 1.0)))[3] == text
 
 
 @pytest.mark.parametrize(
@@ -151,8 +150,8 @@ BEYOND = "error 5.0e-01, above the limit 1.0e-02: raise --max-error to accept it
 def test_remark_of_a_wrong_result(accuracy, remark):
     """A result that is only less precise has its error and its limit in place of the reason."""
     wrong = Row("a", "a", status="fail_accuracy", reason="why", accuracy=accuracy)
-    assert rows.cells(wrong)[-1] == remark
-    assert rows.cells(dataclasses.replace(wrong, status="pass"))[-1] == "why"
+    assert cells(wrong)[-1] == remark
+    assert cells(dataclasses.replace(wrong, status="pass"))[-1] == "why"
 
 
 def test_json_holds_noise_and_spread():

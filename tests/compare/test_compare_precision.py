@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from backend_kwargs.compare import Candidate, Row, compare
-from backend_kwargs.compare.rows import cells
+from backend_kwargs.compare.comparison import cells
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.trial import Accuracy
 

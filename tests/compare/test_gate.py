@@ -3,7 +3,7 @@
 import pytest
 
 from backend_kwargs.compare import Comparison, Row
-from backend_kwargs.compare.document import Judged, judge, label_of
+from backend_kwargs.compare.comparison import Judged, judge, label_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.interval import Interval
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from backend_kwargs import BackendKwargsError, CompileConfig, load_templates, make_backend
 from backend_kwargs.auto.decisions_toml import read_decisions
 from backend_kwargs.backend import Backend
-from backend_kwargs.bundles.disk.weights import why_not_samples
+from backend_kwargs.bundles.disk.contents import why_not_samples
 from backend_kwargs.bundles.running import Built
 from backend_kwargs.cli.console import print_table, say
 from backend_kwargs.files import read_toml

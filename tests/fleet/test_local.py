@@ -10,7 +10,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.fleet.board import Unit, UnitClaims
-from backend_kwargs.fleet.pools import Device, LocalPool, devices_here
+from backend_kwargs.fleet.scheduling import Device, LocalPool, devices_here
 from backend_kwargs.page import read_document
 from backend_kwargs.stores.opening import opened
 from tests.fleet.conftest import tuned_on

@@ -8,9 +8,8 @@ import pytest
 from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
 from backend_kwargs.fleet.board import KIND as UNIT_KIND
 from backend_kwargs.fleet.board import Result, Unit, UnitClaims, UnitDocument, is_named, name_of, read, releases_differ
-from backend_kwargs.fleet.pools import Device, LocalPool
 from backend_kwargs.fleet.racing import Tuned, _not_kept
-from backend_kwargs.fleet.scheduling import Ended, Queue, Summary, expected
+from backend_kwargs.fleet.scheduling import Device, Ended, LocalPool, Queue, Summary, expected
 from backend_kwargs.interval import Interval
 from backend_kwargs.stores.documents import Document, encoded
 from tests.fleet.stores import Claimed, Documents, written

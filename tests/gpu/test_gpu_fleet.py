@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from backend_kwargs.fleet.pools import devices_here
+from backend_kwargs.fleet.scheduling import devices_here
 from tests.fleet.conftest import Planned
 
 HEAD = 'devices = ["cuda"]\nbudget_s = 20\n'

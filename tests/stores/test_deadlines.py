@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from backend_kwargs.stores import Store, deadlines
-from backend_kwargs.stores.deadlines import AwayError, Reached
+from backend_kwargs.stores import Store, layered
 from backend_kwargs.stores.folder import Folder
+from backend_kwargs.stores.layered import AwayError, Reached
 
 SHORT = Store(connect_s=0.2, lookup_s=0.1)
 LONG = Store(connect_s=60.0, lookup_s=60.0)
@@ -167,12 +167,12 @@ def test_who_comes_back_is_used(held, reached):
 
 def test_who_never_answers_leaves_few_threads(held, reached, monkeypatch):
     """Another thread is begun in place of one that waits, at most three times."""
-    monkeypatch.setattr(deadlines, "AGAIN_S", 0.0)
+    monkeypatch.setattr(layered, "AGAIN_S", 0.0)
     held.may_go_on.clear()
     for _ in range(10):
         with pytest.raises(AwayError):
             reached.group(FOLDER, START, Store(connect_s=0.01, lookup_s=0.01))
-    assert threads() == deadlines.MOST_STUCK + 1
+    assert threads() == layered.MOST_STUCK + 1
     held.may_go_on.set()
     assert ended()
 
@@ -220,7 +220,7 @@ def test_an_error_names_no_password():
 
 def test_too_much_is_not_kept(reached, held, monkeypatch):
     """Of a store with more than is kept in memory, each question lists what it asks for."""
-    monkeypatch.setattr(deadlines, "LARGEST", 1)
+    monkeypatch.setattr(layered, "LARGEST", 1)
     held.documents[f"{FOLDER}{'cd' * 16}.json"] = b"2"
     for _ in range(2):
         assert reached.group(FOLDER, START, LONG) == {NAME: b"1"}
@@ -238,7 +238,7 @@ class Failing(Held):
 @pytest.mark.parametrize(("store", "largest"), [(Held, 3), (Failing, 1 << 20)], ids=["too much", "an error"])
 def test_a_listing_that_is_not_used_keeps_nothing(store, largest, monkeypatch):
     """Neither its result nor its error refers to the documents."""
-    monkeypatch.setattr(deadlines, "LARGEST", largest)
+    monkeypatch.setattr(layered, "LARGEST", largest)
     store = store()
     store.documents = {f"{FOLDER}{at:032}.json": bytes([at] * 2) for at in range(3)}
     kept = [sys.getrefcount(each) for each in store.documents.values()]
@@ -283,7 +283,7 @@ def test_a_listing_that_goes_on(large):
 
 def test_a_listing_that_stops(large, monkeypatch):
     """Where it has found nothing more for long, another one is begun, as where it has found nothing at all."""
-    monkeypatch.setattr(deadlines, "AGAIN_S", 0.0)
+    monkeypatch.setattr(layered, "AGAIN_S", 0.0)
     reached = Reached(lambda: large, "large", "large")
     for _ in range(2):
         assert reached.group(FOLDER, START, PATIENT) == {NAME: b"1"}

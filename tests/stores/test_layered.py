@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
-from backend_kwargs.stores import Store, deadlines
-from backend_kwargs.stores.deadlines import Reached
+from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded, heading, is_signed
 from backend_kwargs.stores.folder import Folder
-from backend_kwargs.stores.layered import Layered, put, reached, synced
+from backend_kwargs.stores.layered import Layered, Reached, put, reached, synced
 
 KIND = Kind("unit", dict)
 FOLDER, START = "units/", "a"
@@ -238,7 +237,7 @@ def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, 
             time.sleep(0.001)
         return 0.0
 
-    monkeypatch.setattr(deadlines, "_left_s", left_s)
+    monkeypatch.setattr("backend_kwargs.stores.layered._left_s", left_s)
     near.path.chmod(0o700)
     keep(near, {"of": "near"}, 1)
     now = Document(NAME, {"of": "now"})
@@ -269,7 +268,7 @@ def test_a_store_that_connects_slowly_is_written(near, far, monkeypatch):
         connected.set()
         return longest_s
 
-    monkeypatch.setattr(deadlines, "_left_s", left_s)
+    monkeypatch.setattr("backend_kwargs.stores.layered._left_s", left_s)
     slow = layers(Reached(connect, "slow", "slow"), reached(far.label), lookup_s=1.0)
     slow.put(FOLDER, (START, Document(NAME, {"of": "now"})))
     assert [body_in(near), body_in(far)] == [{"of": "now"}] * 2

@@ -1,5 +1,4 @@
 """A bundle on disk, and the machine that it was built for.
 
-`place` is the folder with its manifest and signer, `contents` loads and saves the parts, `weights` checks and copies
-weights.
+`place` is the folder with its manifest and signer, `contents` loads and saves the parts, checked weights among them.
 """

@@ -8,7 +8,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs.backends.tvm.settings import unfit
 from backend_kwargs.compare import Candidate, compare
-from backend_kwargs.compare.rows import cells
+from backend_kwargs.compare.comparison import cells
 from backend_kwargs.report import EngineShare, Graph, Partition
 from backend_kwargs.report.advice import advice_on
 from backend_kwargs.report.graphs import lines_of

@@ -1,18 +1,18 @@
-"""A comparison as a page: the verdict, what to know before trusting it, and every candidate's figures.
+"""A comparison: its rows as data, as text and as a page, and `--fail-below`, which judges it."""
 
-Also `--fail-below`: whether the fastest candidate is surely faster than another one by a given ratio.
-"""
-
+import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
 
 from backend_kwargs import trial
-from backend_kwargs.compare.rows import Comparison, Row, fastest
 from backend_kwargs.errors import unknown
 from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.interval import Interval
+from backend_kwargs.options.option import Options
 from backend_kwargs.page import document as page
 from backend_kwargs.page import fragment, is_loud, noise_of, pays_back, tradeoffs_of
 from backend_kwargs.page.figures import (
@@ -29,7 +29,15 @@ from backend_kwargs.page.figures import (
 from backend_kwargs.report import Graph
 from backend_kwargs.report.decisions import places_of, race_of, warnings_of
 from backend_kwargs.report.document import graph_of, warnings_on
+from backend_kwargs.tables import as_text
+from backend_kwargs.trial import Accuracy, Status
 
+Mode = Literal["inference", "training"]
+Progress = Callable[[str, str, float], None]
+
+VERSION = 1
+MEANINGLESS = 0.5  # of an output's size: a larger error is not one of precision
+COLUMNS = ("backend", "speedup", "95 %", "latency", "compile", "memory", "graphs", "accuracy", "")
 # Labels of candidates that are modes of torch.compile, besides all whose backend is "inductor".
 TEMPLATES = ("", ":default", ":cudagraphs", ":max_autotune", ":max_autotune_no_cudagraphs")
 MODES = ("default", "inductor", *(f"tmpl-inductor{template}" for template in TEMPLATES))
@@ -40,12 +48,164 @@ KINDS_OF_ROWS = {trial.GENERATED: "with its wrapper", trial.AROUND: "torch"}
 MOST_RESULTS = 5000  # tensors on a page
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the model: a label, and `torch.compile`'s `backend` (None: eager), `mode` and `options`."""
+
+    label: str
+    backend: Callable[..., object] | str | None = None
+    mode: str | None = None
+    options: Options | None = None
+
+
 @dataclass
-class ShownComparison(Comparison):
-    """A comparison, which a notebook shows with the parts of its page."""
+class Row:
+    """The result of one candidate; it has a latency if it ran, also with wrong results ("fail_accuracy").
+
+    `graphs` is the number of graphs that its backend compiled: more than 1 means graph breaks. `compile_s` is the time
+    of the first call in seconds, `cache` whether Inductor's cache was hit ("warm", "cold", "" if unknown). `samples`
+    are seconds per call, `speedup` is over the baseline, and `latency` is that of the baseline divided by it.
+    `peak_bytes` is the memory of one call beyond what was allocated before (on CUDA: before the compile). `verdict` is
+    "baseline", "within noise" or ""; `tuning` is "tuned" or "untuned" if TVM has kernels, else ""; `report` is the text
+    of `bk.report` for a backend of this package, and `made` the graphs of that report, which only a page shows, as it
+    does `kernels`: those of one call by time.
+    """
+
+    label: str
+    backend: str
+    status: Status = "pass"
+    reason: str = ""
+    graphs: int = 0
+    compile_s: float | None = None
+    cache: str = ""
+    latency: Interval | None = None
+    speedup: Interval | None = None
+    peak_bytes: int | None = None
+    accuracy: Accuracy | None = None
+    verdict: str = ""
+    tuning: str = ""
+    samples: list[float] = field(default_factory=list)
+    report: str = ""
+    made: tuple[Graph, ...] = field(default=(), repr=False)
+    kernels: tuple[trial.KernelTime, ...] = field(default=(), repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """Return whether the backend itself ran it, with right results."""
+        return self.status == "pass"
+
+    @property
+    def right(self) -> bool:
+        """Return whether it ran with right results, on the backend or on a fallback."""
+        return self.latency is not None and self.status != "fail_accuracy"
+
+
+@dataclass
+class Comparison:
+    """The rows in the order of the candidates, and what is needed to interpret them.
+
+    `noise` is the interval of the baseline against itself, timed twice; None if nothing was timed. `itself` are the
+    samples of the model itself, without torch.compile, whether it is a candidate or not. `disturbed` says which timings
+    other work has changed, "" if none.
+    """
+
+    rows: list[Row]
+    environment: dict[str, Any]
+    noise: Interval | None
+    baseline: str | None
+    mode: Mode
+    notes: list[str]
+    itself: list[float] = field(default_factory=list)
+    disturbed: str = ""
+
+    def over_itself(self, row: Row) -> Interval | None:
+        """Return a row's speedup over the model itself, None unless that is surely below 1."""
+        if not row.samples or len(row.samples) != len(self.itself):
+            return None
+        ratio = trial.ratio_interval(self.itself, row.samples)
+        beyond = self.noise is None or not trial.within_noise(ratio, self.noise)
+        return ratio if ratio.high < 1 and beyond else None
 
     def _repr_html_(self) -> str:
         return fragment(document_of(self, "Comparison"))
+
+    def __str__(self) -> str:
+        return "\n".join([as_text(COLUMNS, map(cells, self.rows)), "", *self.reading()])
+
+    def reading(self) -> list[str]:
+        """Return the lines that explain the table: where it was measured, and against what."""
+        where = f"{self.mode} on {self.environment['device_name']}, torch {self.environment['torch']}"
+        base = self.baseline
+        over = f"Speedup is over {base}, with the 95 % interval of its median; latency is that of {base} divided by it."
+        warm = "warm: Inductor's cache already had the code." if any(row.cache == "warm" for row in self.rows) else ""
+        held = any(row.peak_bytes is not None for row in self.rows)
+        memory = "Memory is the peak during one call, beyond what was allocated before it." if held else ""
+        about = filter(None, ("" if base is None else over, warm, memory, self.disturbed))
+        return [where, *about, *self.notes]
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Return a row's cells in the order of COLUMNS."""
+    speedup, interval, latency = "", "", ""
+    if row.latency is not None:
+        seconds = row.latency.median
+        latency = f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+        if row.speedup:
+            speedup, interval = f"{row.speedup.median:.2f}x", f"{row.speedup.low:.2f} to {row.speedup.high:.2f}"
+    compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
+    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
+    remarks = ", ".join(filter(None, (_beyond(row) or row.reason or row.verdict, row.tuning)))
+    return (row.label, speedup, interval, latency, compiled, memory, str(row.graphs or ""), row.status, remarks)
+
+
+def _beyond(row: Row) -> str:
+    """Return the error, the limit and the remedy of a result that is only less precise, or ""."""
+    accuracy = row.accuracy
+    if row.status != "fail_accuracy" or accuracy is None or accuracy.error is None or accuracy.bound is None:
+        return ""
+    if accuracy.error > MEANINGLESS:
+        return ""
+    return f"error {accuracy.error:.1e}, above the limit {accuracy.bound:.1e}: raise --max-error to accept it"
+
+
+def fastest(comparison: Comparison) -> Row | None:
+    """Return the row with the highest speedup over the baseline, None if none exceeds the noise.
+
+    Among rows whose intervals overlap the highest one's, it is the one that compiled in the least time. Rows that fell
+    back are left out, since their backend did not run.
+    """
+    able = [row for row in comparison.rows if row.status in ("pass", "unknown")]
+    faster = [(row, row.speedup) for row in able if row.speedup and not row.verdict]
+    faster = [(row, speedup) for row, speedup in faster if speedup.low > 1]
+    if not faster:
+        return None
+    best = max((speedup for _, speedup in faster), key=lambda speedup: speedup.median)
+    return min((row for row, speedup in faster if speedup.high >= best.low), key=lambda row: row.compile_s or 0.0)
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as plain JSON values: seconds, bytes, raw samples, and the version of the layout."""
+    return {
+        "version": VERSION,
+        "environment": comparison.environment,
+        "mode": comparison.mode,
+        "baseline": comparison.baseline,
+        "noise": dataclasses.asdict(comparison.noise) if comparison.noise else None,
+        "notes": list(comparison.notes),
+        "candidates": [_row_json(row) for row in comparison.rows],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    spread = {f"p{q}": trial.percentile(row.samples, q / 100) for q in (20, 80)} if row.samples else {}
+    fields = dataclasses.asdict(dataclasses.replace(row, made=()))
+    del fields["made"], fields["kernels"]
+    if row.latency:
+        fields["latency"] |= spread
+    return fields
+
+
+# ---- as a page
 
 
 def document_of(
@@ -191,8 +351,6 @@ def _row(row: Row, *, won: bool) -> page.Row:
 
 def _graphs(comparison: Comparison, best: Row | None) -> Iterator[page.Graph]:
     """Yield the graphs of the winner, or else of the fastest."""
-    import msgspec
-
     known = [row for row in comparison.rows if row.made and row.right and row.latency]
     known.sort(key=lambda row: (row is not best, row.latency.median if row.latency else 0.0))
     for row in known[:1]:
@@ -235,6 +393,8 @@ def _results(row: Row) -> Iterator[page.Result]:
             reason="" if leaf.passed else row.reason,
         )
 
+
+# ---- `--fail-below`
 
 DEFAULT = "default"  # as `--fail-below` calls torch.compile without a mode
 DEFAULTS = ("default", "inductor", "tmpl-inductor", "tmpl-inductor:default")  # candidates that are that
