@@ -59,6 +59,11 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number with what it counts, such as "2 decisions"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def shortened(text: str, longest: int) -> str:
     """Return `text` with dots in place of what exceeds `longest` characters."""
     return text if len(text) <= longest else text[: longest - 3] + "..."

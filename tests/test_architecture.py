@@ -76,8 +76,7 @@ TORCH_AT_THE_HEAD = (
     "sealing",
     "fleet/racing.py",
     "fleet/findings.py",
-    "cli/audited.py",
-    "cli/tuned.py",
+    "cli/measured.py",
     "pinning/phases.py",
     "cache_artifacts.py",
 )

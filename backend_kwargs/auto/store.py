@@ -15,7 +15,7 @@ from typing import Any
 from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.machine import Machine, device_of, difference, distance, machine, near_difference, variant_of
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
+from backend_kwargs.errors import BackendKwargsError, counted, error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision, check
 from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, decoded, encoded, is_forgotten
@@ -215,8 +215,3 @@ def _of_decisions(found: Iterable[Decision], here: Machine, settings: RaceSettin
         yield f"{counted(provisional, 'decision')} provisional, {used}."
     if rest := sum(count for _, count in groups.most_common()[MOST_LINES:]):
         yield f"{counted(rest, 'decision')} near in other ways."
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number with what it counts, such as "2 decisions"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -295,7 +295,7 @@ def tune_model(model: Model, output: Decisions = None, shapes: Shapes = None, op
     files = outputs.ending(DECISIONS)
     if len(files) != 1:
         raise BackendKwargsError("Name one file for the decisions: -o FILE.toml.")
-    from backend_kwargs.cli.tuned import tune  # loads torch, for which no --help should wait
+    from backend_kwargs.cli.measured import tune  # loads torch, for which no --help should wait
 
     tune(model, sizes_of(shapes or []), backend, budget_s, files[0], outputs)
 
@@ -370,11 +370,11 @@ def audit_decisions(
     backend.verify()
     asked = bool(shapes or dynamic or option)
     sizes = sizes_of(shapes or [])
-    from backend_kwargs.cli import audited  # loads torch, for which no --help should wait
+    from backend_kwargs.cli import measured  # loads torch, for which no --help should wait
 
     if subject is not None and (Path(subject) / MANIFEST).is_file():
-        chosen = audited.of_bundle(subject, factory, store, trust, asked)
+        chosen = measured.of_bundle(subject, factory, store, trust, asked)
     else:
-        model = audited.model_named(subject, factory)
-        chosen = audited.of_store(model, store_of(store), backend, sizes, trust, asked=asked, dynamic=dynamic)
-    audited.audit(chosen, outputs, quick=quick, update=update)
+        model = measured.model_named(subject, factory)
+        chosen = measured.of_store(model, store_of(store), backend, sizes, trust, asked=asked, dynamic=dynamic)
+    measured.audit(chosen, outputs, quick=quick, update=update)

@@ -15,7 +15,7 @@ from backend_kwargs.auto import verdicts
 from backend_kwargs.auto.decisions_toml import read_decisions, template_name, write_decisions
 from backend_kwargs.auto.machine import device_of, difference
 from backend_kwargs.auto.reporting import what_is_open
-from backend_kwargs.auto.store import FOLDER, KIND, Catalogue, counted
+from backend_kwargs.auto.store import FOLDER, KIND, Catalogue
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli.console import (
     As,
@@ -29,7 +29,7 @@ from backend_kwargs.cli.console import (
     print_table,
     say,
 )
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.errors import BackendKwargsError, counted
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.files import read_toml
 from backend_kwargs.fleet import board

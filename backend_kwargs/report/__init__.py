@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import RACED, Record, records
-from backend_kwargs.errors import BackendKwargsError, removed
+from backend_kwargs.errors import BackendKwargsError, counted, removed
 from backend_kwargs.facts import Partition
 from backend_kwargs.files import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
@@ -24,7 +24,6 @@ from backend_kwargs.report.graphs import (
     Ran,
     codes_of,
     lines_of,
-    number,
     ran_of,
     seconds_of,
     served_lines,
@@ -107,16 +106,16 @@ class Report:
     def _document(self) -> "Document":
         from backend_kwargs.report.document import document_of
 
-        counted = ", ".join(number(count, what) for what, count in self._counts().items() if count)
-        return document_of(self.graphs, f"{counted or 'No graphs'}.", self._summary(), self.notes)
+        counts = ", ".join(counted(count, what) for what, count in self._counts().items() if count)
+        return document_of(self.graphs, f"{counts or 'No graphs'}.", self._summary(), self.notes)
 
     def _counts(self) -> dict[str, int]:
         return {"graph": len(self.graphs), "break": len(self.breaks), "recompile": len(self.recompiles)}
 
     def _summary(self) -> str:
         numbers = "; graph F/N is variant N of dynamo's function F" if self.graphs else ""
-        counted = ", ".join(number(count, what) for what, count in self._counts().items())
-        return f"{counted}, {self.seconds:.1f} s in the backend{numbers}"
+        counts = ", ".join(counted(count, what) for what, count in self._counts().items())
+        return f"{counts}, {self.seconds:.1f} s in the backend{numbers}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, without the generated code; values that JSON cannot represent are kept as they are."""

@@ -7,7 +7,8 @@ from itertools import zip_longest
 
 from backend_kwargs.auto.reporting import calls_itself
 from backend_kwargs.compile_records import RACED
-from backend_kwargs.report.graphs import Code, Graph, number, seconds_of, times
+from backend_kwargs.errors import counted
+from backend_kwargs.report.graphs import Code, Graph, seconds_of, times
 
 SLOW_S = 30.0
 INSTEAD_OF_CACHE = "accept that, or ship a package made by torch's aoti_compile_and_package"
@@ -105,7 +106,7 @@ def advice_on(graphs: Sequence[Graph], owners: Sequence[Hashable] = ()) -> Itera
     yield from _slow_advice(graphs)
     lost = sum(graph.relax.tuned for graph in graphs if graph.relax and not graph.options.get("work_dir"))
     if lost:
-        yield f"{number(lost, 'kernel')} tuned, for this process only -> work_dir='tuning/' keeps the results"
+        yield f"{counted(lost, 'kernel')} tuned, for this process only -> work_dir='tuning/' keeps the results"
 
 
 def _recompiles_advice(graphs: Sequence[Graph], owners: Sequence[Hashable]) -> Iterator[str]:

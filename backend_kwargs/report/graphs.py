@@ -9,6 +9,7 @@ from backend_kwargs.auto import settings as auto
 from backend_kwargs.backend import find_backend
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs
 from backend_kwargs.compile_records import RACED, Record
+from backend_kwargs.errors import counted
 from backend_kwargs.facts import Decision, Partition, PrecisionUse, why_fell_back
 from backend_kwargs.options.option import Options
 from backend_kwargs.registry import decided
@@ -152,7 +153,7 @@ def served_lines(graphs: Iterable[Graph]) -> Iterator[str]:
     if not (found := unraced(graphs)):
         return
     without = [name for name, why in found.items() if why]
-    yield f"race='never': {len(found) - len(without)} of {number(len(found), 'graph')} had a decision"
+    yield f"race='never': {len(found) - len(without)} of {counted(len(found), 'graph')} had a decision"
     for why in dict.fromkeys(filter(None, found.values())):
         names = [name for name in without if found[name] == why]
         yield f"no decision for {', '.join(names[:MOST])}{', ...' if names[MOST:] else ''}: {why}"
@@ -190,8 +191,8 @@ def engine_lines(share: EngineShare) -> Iterator[str]:
         own = [each for each in share.partitions if each.graph == graph]
         tuned, seconds = sum(each.tuned for each in own), sum(each.seconds for each in own)
         tunes = share.engine == TVM
-        how = "" if not tunes else f", {number(tuned, 'kernel')} tuned" if tuned else ", untuned"
-        where = f"{number(sum(each.operators for each in own), 'operator')} in {number(len(own), 'partition')}"
+        how = "" if not tunes else f", {counted(tuned, 'kernel')} tuned" if tuned else ", untuned"
+        where = f"{counted(sum(each.operators for each in own), 'operator')} in {counted(len(own), 'partition')}"
         yield f"{graph}: {where} of {share.engine}{how}; {seconds:.1f} s"
         yield from (f"  {note}" for note in dict.fromkeys(note for each in own for note in each.notes))
     if not share.partitions:
@@ -205,11 +206,6 @@ def _code_line(code: Code, *, raced: bool) -> str:
     cost = "" if code.direction == "forward" else f"; {seconds}{RACED if raced else f'cache {code.cache}'}"
     differs = {True: "; differs from the other", False: "; same as the other", None: ""}[code.differs]
     return f"{code.direction}: {kernels or 'no kernels'}; CUDA graphs {code.cudagraphs}{cost}{differs}"
-
-
-def number(count: int, what: str) -> str:
-    """Return "1 graph" or "2 graphs"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def times(count: int) -> str:

@@ -10,7 +10,7 @@ import backend_kwargs as bk
 from backend_kwargs.auto import race
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli import app
-from backend_kwargs.cli import tuned as command
+from backend_kwargs.cli import measured as command
 from backend_kwargs.cli.commands import sizes_of
 from backend_kwargs.facts import decision
 from backend_kwargs.facts.decision import Decision, RaceRow

@@ -8,8 +8,8 @@ import torch
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.store import name_of
 from backend_kwargs.auto.verdicts import Verdict
-from backend_kwargs.cli.audited import Chosen as Subject
-from backend_kwargs.cli.audited import _nothing, notes_of, row_of
+from backend_kwargs.cli.measured import Chosen as Subject
+from backend_kwargs.cli.measured import _nothing, notes_of, row_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision, PlaceRow
 from backend_kwargs.fleet.board import Unit, UnitDocument

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from backend_kwargs.auto.audit import Contender, Measured
-from backend_kwargs.cli.audited import page_of, row_of
+from backend_kwargs.cli.measured import page_of, row_of
 from backend_kwargs.facts.decision import Decision, RaceRow
 from backend_kwargs.fleet.findings import AuditDocument, Audited, as_json, document_of, judged, renewed
 from backend_kwargs.interval import Interval

@@ -1,5 +1,7 @@
-"""An audit: what is audited, and what was found as a table, and as a page."""
+"""What `tune` and `audit` do: models are raced, decisions audited; what was found as text, as a file, and as a page."""
 
+import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,26 +9,217 @@ from functools import partial
 from pathlib import Path
 
 import typer
+from msgspec.structs import replace
 from rich.markup import escape
 
+from backend_kwargs import trial
 from backend_kwargs.auto.audit import Effort
+from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.machine import machine
-from backend_kwargs.auto.store import Catalogue, counted
+from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.console import Outputs, console, print_table, quiet, say
-from backend_kwargs.errors import BackendKwargsError, printable
+from backend_kwargs.cli.console import Outputs, console, pasted, print_table, quiet, say
+from backend_kwargs.errors import BackendKwargsError, counted, printable
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet import findings
+from backend_kwargs.fleet.board import AUTO
 from backend_kwargs.fleet.findings import AuditDocument, Audited, Finding
-from backend_kwargs.fleet.racing import Auditor, Target, bundle_target, by_key, consented, targets_of, units_of
+from backend_kwargs.fleet.racing import (
+    Auditor,
+    Target,
+    Tuned,
+    bundle_target,
+    by_key,
+    consented,
+    left_out,
+    racing,
+    targets_of,
+    tuned,
+    units_of,
+    why_not_raced,
+)
 from backend_kwargs.harness.models import model_of, split_factory
-from backend_kwargs.interval import Interval
+from backend_kwargs.interval import Interval, widest
 from backend_kwargs.page import document as page
+from backend_kwargs.page import figures, noise_of
 from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on
+from backend_kwargs.page.sentence import SLOWER, gained
 from backend_kwargs.progress import progress
+from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.opening import opened
 from backend_kwargs.stores.urls import URL
+from backend_kwargs.torch_internals.dynamo import reset
+
+WHOLE = "the whole call"
+SIZE_COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
+STOPPED = 2  # exit code, as for a wrong argument, if some sizes were raced before
+
+
+def tune(
+    model: str, sizes: list[dict[str, int]], backend: Backend, budget_s: float, output: Path, outputs: Outputs
+) -> None:
+    """Race the model at each size, and write the decisions and the page."""
+    raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
+    kept = _write(model, raced, output)
+    slower = [each for each in raced if each.calls_itself]
+    lines_for = partial(_lines, backend, fixed_sizes=any(sizes))
+    lines = [] if len(slower) == len(raced) else lines_for(output)
+    serve = " On the machine that serves the model:" if lines else ""
+    say(f"{counted(kept, 'decision')} written to {output}.{serve}")
+    if lines:
+        say("", *lines)
+    for each in slower:
+        ratio = each.speedup.as_ratio() if each.speedup else ""
+        say(f"Call the model itself ({each.label}): the compiled call is {ratio} as fast.")
+    if outputs:
+        outputs.write(document_of(model, raced, "\n".join(lines and lines_for(Path(output.name)))))
+    if stopped:
+        raise typer.Exit(stopped)
+
+
+def _write(model: str, raced: Sequence[Tuned], output: Path) -> int:
+    """Print what was raced, write the decisions that may be used again, and return their number; raise if it is 0."""
+    decisions = [decision for of_size in raced for decision in of_size.decisions]
+    if not any(decision.rows for decision in decisions):
+        raise BackendKwargsError(f"No graph of {model!r} was raced: {why_not_raced(decisions)}.")
+    print_table(SIZE_COLUMNS, [row for of_size in raced for row in _rows_of(of_size)])
+    kept = {decision.key: decision for of_size in raced for decision in of_size.kept}
+    if not kept:
+        raise BackendKwargsError(f"Nothing is written: {left_out(decisions)}.")
+    for each in raced:
+        if why := left_out(each.decisions):
+            say(f"Left out ({each.label}): {why}.")
+    write_decisions(kept.values(), output)
+    return len(kept)
+
+
+def _raced(
+    make: Callable[[Mapping[str, int]], tuple[Callable[..., object], object]],
+    sizes: list[dict[str, int]],
+    backend: Backend,
+    budget_s: float,
+) -> tuple[list[Tuned], int]:
+    """Return the decisions for each size, raced again with a separate store, and the exit code if not all were raced.
+
+    What was raced before a Ctrl-C, or before a size that fails, is kept.
+    """
+    raced, err, began = [], console(stderr=True), time.perf_counter()
+    with racing(backend, budget_s) as own:
+        for at, size in enumerate(sizes):
+            label = ", ".join(f"{name}={value}" for name, value in size.items()) or "as given"
+            spent = time.perf_counter() - began
+            left = f", about {spent / at * (len(sizes) - at):.0f} s left" if at else ""
+            say(f"racing {label} ({at + 1} of {len(sizes)}){left}", out=err)
+            try:
+                model, inputs = make(size)
+                reset()
+                raced.append(tuned(label, model, inputs, own))
+            except (BackendKwargsError, KeyboardInterrupt) as error:
+                if not raced:
+                    raise
+                why = "interrupted" if isinstance(error, KeyboardInterrupt) else f"error: {error}"
+                say(why, f"{at} of {len(sizes)} sizes are kept.", out=err)
+                return raced, INTERRUPTED if isinstance(error, KeyboardInterrupt) else STOPPED
+    return raced, 0
+
+
+def _lines(backend: Backend, output: Path, *, fixed_sizes: bool) -> list[str]:
+    """Return the lines that serve with the decisions: a command, and code."""
+    given = backend.options.get("store")
+    store = given.url if isinstance(given, Store) else given
+    command = [
+        "backend-kwargs",
+        "decisions",
+        "import",
+        str(output),
+        *(["--store", store] if isinstance(store, str) else []),
+    ]
+    own = {name: value for name, value in backend.options.items() if name not in ("auto", "budget_s")}
+    dynamic = ", dynamic=False" if fixed_sizes else ""
+    return [
+        shlex.join(command),
+        "",
+        "import backend_kwargs as bk",
+        "",
+        pasted(f"backend = bk.make_backend({AUTO!r}, { ({**own, 'race': 'never'})!r})"),
+        f"torch.compile(model, backend=backend{dynamic})  # called in eval mode, under torch.no_grad()",
+    ]
+
+
+def _rows_of(raced: Tuned) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each graph; the times are those of the call, with all of its graphs."""
+    times = _times(raced)
+    for decision in raced.decisions:
+        yield raced.label, decision.subject, decision.winner, f"{decision.seconds:.0f} s", *times
+        times = ("", "", "")
+
+
+def _times(raced: Tuned) -> tuple[str, ...]:
+    if (ratio := raced.speedup) is None:
+        return "", "", ""
+    medians = (trial.percentile(samples, 0.5) for samples in (raced.eager_s, raced.compiled_s))
+    return *(f"{each * 1e3:.3g} ms" for each in medians), ratio.as_ratio()
+
+
+# ---- the page
+
+
+def document_of(model: str, raced: Sequence[Tuned], paste: str) -> page.Document:
+    """Return the page of a of_size model: the whole call at each size, and the race of each graph."""
+    parts = parts_of([*_graphs(raced)])
+    noise = interval_of(widest(of_size.same for of_size in raced))
+    rows = tuple(_page_row(of_size, len(raced) == 1) for of_size in raced)
+    what = f"{counted(len(parts.graphs), 'graph')} at {counted(len(raced), 'size')}"
+    return replace(
+        parts,
+        title=file_of(model),
+        subtitle=f"{what} {measured_on(parts.environment)}",
+        by="backend-kwargs tune",
+        verdict=_verdict(raced, rows, paste),
+        warnings=(*noise_of("a compiled call", noise), *parts.warnings),
+        speedups=(page.Speedups(title=WHOLE, over="eager", noise=noise, rows=rows), *parts.speedups),
+    )
+
+
+def _graphs(raced: Sequence[Tuned]) -> Iterator[tuple[str, Decision]]:
+    """Yield each decision with a name: its size and its description."""
+    for of_size in raced:
+        for at, decision in enumerate(of_size.decisions, 1):
+            which = f", graph {at}" if len(of_size.decisions) > 1 else ""
+            yield f"{of_size.label}{which}: {decision.subject}", decision
+
+
+def _verdict(raced: Sequence[Tuned], rows: Sequence[page.Row], paste: str) -> page.Verdict:
+    """Return the verdict: of one size with its figures, of several in a sentence."""
+    if len(raced) > 1 or len(raced[0].decisions) != 1:
+        return page.Verdict(text=gained("sizes", rows), paste=paste)
+    speedup = rows[0].speedup
+    if raced[0].calls_itself and speedup:
+        text = f"Call the model itself: the compiled call is {figures.ratio(speedup.median)} as fast"
+        return page.Verdict(text=f"{text} ({figures.between(speedup)}).")
+    verdict = verdict_of(raced[0].decisions[0])
+    of_call = (page.Speedup(over="eager", ratio=speedup),) if speedup else ()
+    kept = tuple(each for each in verdict.speedups if each.over != "eager" or not of_call)
+    return replace(verdict, speedups=(*kept, *of_call), latency=_latency(raced[0]), paste=paste)
+
+
+def _latency(of_size: Tuned) -> Interval | None:
+    return interval_of(trial.median_interval(of_size.compiled_s)) if of_size.compiled_s else None
+
+
+def _page_row(of_size: Tuned, alone: bool) -> page.Row:
+    winners = ", ".join(dict.fromkeys(decision.winner for decision in of_size.decisions))
+    return page.Row(
+        name=of_size.label,
+        status=SLOWER if of_size.calls_itself else "pass",
+        note=f"{winners}: {sum(decision.seconds for decision in of_size.decisions):.0f} s",
+        won=alone and not of_size.calls_itself,
+        speedup=interval_of(of_size.speedup),
+        latency=_latency(of_size),
+        graphs=len(of_size.decisions),
+    )
+
 
 LOST, NOTHING, INTERRUPTED = 1, 2, 130  # exit codes
 # Fresh races of each graph and the seconds of one; rounds of timing, and the seconds after which none starts.
@@ -56,10 +249,10 @@ def row_of(finding: Finding) -> tuple[str, ...]:
     regret = _percent(finding.regret) if finding.regret else ""
     over = Interval(1 / default.median, 1 / default.high, 1 / default.low).as_ratio() if default else ""
     record = f"{_time(finding.recorded_s)}, {finding.record}" if finding.recorded_s else finding.record
-    return finding.model, finding.graph, finding.winner, verdict_of(finding), over, regret, flips, record
+    return finding.model, finding.graph, finding.winner, said_of(finding), over, regret, flips, record
 
 
-def verdict_of(finding: Finding) -> str:
+def said_of(finding: Finding) -> str:
     """Return what the audit says of a decision."""
     if finding.verdict == "lost":
         by = f"by {_percent(finding.loss)} " if finding.loss else ""
@@ -112,7 +305,7 @@ def page_of(document: AuditDocument) -> page.Document:
         by="backend-kwargs audit",
         environment=environment,
         verdict=page.Verdict(
-            text=f"{_counted(document.findings)}{f'; {worst.winner} {verdict_of(worst)}' if worst else ''}."
+            text=f"{_counted(document.findings)}{f'; {worst.winner} {said_of(worst)}' if worst else ''}."
         ),
         warnings=(
             *(_warned(each, name) for each, name in shown if each.failed or each.verdict == "not audited"),
@@ -129,7 +322,7 @@ def page_of(document: AuditDocument) -> page.Document:
 
 def _warned(finding: Finding, name: str) -> page.Warned:
     """Return what became of a decision that is not right: one that lost runs, and can be replaced."""
-    text = f"{finding.winner or 'a model'}: {verdict_of(finding)}"
+    text = f"{finding.winner or 'a model'}: {said_of(finding)}"
     if finding.verdict == "lost":
         return page.Warned(f"{text}. {AGAIN}", "advice", name)
     return page.Warned("it fails", "failed", name) if finding.failed else page.Warned(text, "other", name)
@@ -140,8 +333,8 @@ def _rows(finding: Finding) -> Iterator[page.Row]:
     yield page.Row(
         name=finding.winner,
         status=finding.verdict if finding.failed else "pass",
-        reason=verdict_of(finding) if finding.verdict == "lost" else finding.reason.partition(": ")[2],
-        note="baseline" if finding.failed else verdict_of(finding),
+        reason=said_of(finding) if finding.verdict == "lost" else finding.reason.partition(": ")[2],
+        note="baseline" if finding.failed else said_of(finding),
         won=not finding.failed,
         speedup=ITSELF if finding.seconds else None,
         latency=interval_of(finding.seconds),
