@@ -18,7 +18,6 @@ from backend_kwargs.cli import (
     commands,
     compare,
     decisions,
-    tune_plan,
 )
 from backend_kwargs.cli.console import complain, console, say
 from backend_kwargs.errors import BackendKwargsError, BackendKwargsWarning, removed
@@ -116,7 +115,7 @@ app.command("list")(commands.list_backends)
 app.command("explain")(commands.explain_options)
 app.command("compare")(compare.show)
 app.command("tune")(commands.tune_model)
-app.command("tune-plan")(tune_plan.show)
+app.command("tune-plan")(decisions.tune_plan)
 app.command("audit")(commands.audit_decisions)
 app.command("pin")(commands.pin_model)
 app.command("doctor")(commands.doctor)

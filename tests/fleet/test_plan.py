@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from backend_kwargs.cli import app
-from backend_kwargs.cli.tune_plan import _show, document_of
+from backend_kwargs.cli.decisions import _show, page_of_plan
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.board import AUTO, WITHOUT_EFFECT, Unit, UnitDocument, name_of, read_plan
 from backend_kwargs.fleet.racing import racing
@@ -336,7 +336,7 @@ def ended(*gains):
 
 def test_the_page_of_a_plan():
     """It has a verdict, the noise, the devices and the releases of all units, and what became of each."""
-    page = document_of(Path("plan.toml"), ended(1.5, 2.5, 0.5, None))
+    page = page_of_plan(Path("plan.toml"), ended(1.5, 2.5, 0.5, None))
     assert page.verdict == Verdict(
         text="2 of 4 units surely gain: 1.50\u00d7 to 2.50\u00d7 as fast as eager; 1 slower than eager; 1 failed."
     )

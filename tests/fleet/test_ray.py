@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from backend_kwargs.cli import tune_plan
+from backend_kwargs.cli import decisions
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.fleet.worker import end_tree
 from tests.fleet.clusters import wait_for
@@ -94,7 +94,7 @@ def slow_at_first():
 
 def test_no_cluster(tmp_path):
     """An address where no cluster is ends the command at once, with the next step."""
-    with pytest.raises(BackendKwargsError) as error, tune_plan._pool("ray:127.0.0.2:1", tmp_path):
+    with pytest.raises(BackendKwargsError) as error, decisions._pool("ray:127.0.0.2:1", tmp_path):
         pass
     assert str(error.value) == (
         "No Ray cluster answers at '127.0.0.2:1': ConnectionRefusedError: [Errno 111] Connection refused. "
