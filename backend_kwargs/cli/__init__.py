@@ -16,7 +16,6 @@ from rich.console import Console
 from backend_kwargs.cli import (
     bundles,
     commands,
-    compare,
     decisions,
 )
 from backend_kwargs.cli.console import complain, console, say
@@ -113,7 +112,7 @@ app = typer.Typer(
 )
 app.command("list")(commands.list_backends)
 app.command("explain")(commands.explain_options)
-app.command("compare")(compare.show)
+app.command("compare")(commands.compare_backends)
 app.command("tune")(commands.tune_model)
 app.command("tune-plan")(decisions.tune_plan)
 app.command("audit")(commands.audit_decisions)

@@ -1,8 +1,9 @@
-"""The commands that are short here: `list`, `doctor`, `explain`, `pin`, `tune` and `audit`.
+"""Commands: `list`, `doctor`, `explain`, `pin`, and the arguments of `tune`, `audit` and `compare`.
 
-What the last two do is in modules that load torch, for which no --help should wait.
+What the last three do is in `measured`, which loads torch, for which no --help should wait.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,7 +24,9 @@ from backend_kwargs.cli.console import (
     As,
     AsJson,
     Assignments,
+    MaybeModel,
     Model,
+    Output,
     Outputs,
     assigned,
     backend_from_text,
@@ -34,15 +37,17 @@ from backend_kwargs.cli.console import (
     say,
 )
 from backend_kwargs.cli.decisions import Where, store_of
-from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once
+from backend_kwargs.errors import BackendKwargsError, BrokenPluginError, warn_once, wrong_value
 from backend_kwargs.explain import COLUMNS, Verdict, explain, precision_verdict, verdict
+from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.fleet.board import AUTO, BUDGET_S
-from backend_kwargs.harness.models import model_of, spec_of, with_cause
+from backend_kwargs.harness.models import folder_of_model, importable, model_of, spec_of, with_cause
 from backend_kwargs.options import CannotWorkError, join_candidate, limits
 from backend_kwargs.options.catalogue import documented, inductor_options, usual_options
 from backend_kwargs.options.machine import DYNAMO_BACKENDS, machine
-from backend_kwargs.options.option import Option, describe
+from backend_kwargs.options.option import Option, describe, split_candidates
 from backend_kwargs.options.precisions import PRECISIONS
+from backend_kwargs.page import read_document
 from backend_kwargs.pinning import pin
 from backend_kwargs.registry import PLAIN, list_templates
 from backend_kwargs.torch_internals.backend_sources import own_backends
@@ -295,7 +300,7 @@ def tune_model(model: Model, output: Decisions = None, shapes: Shapes = None, op
     files = outputs.ending(DECISIONS)
     if len(files) != 1:
         raise BackendKwargsError("Name one file for the decisions: -o FILE.toml.")
-    from backend_kwargs.cli.measured import tune  # loads torch, for which no --help should wait
+    from backend_kwargs.cli.measured import tune
 
     tune(model, sizes_of(shapes or []), backend, budget_s, files[0], outputs)
 
@@ -370,7 +375,7 @@ def audit_decisions(
     backend.verify()
     asked = bool(shapes or dynamic or option)
     sizes = sizes_of(shapes or [])
-    from backend_kwargs.cli import measured  # loads torch, for which no --help should wait
+    from backend_kwargs.cli import measured
 
     if subject is not None and (Path(subject) / MANIFEST).is_file():
         chosen = measured.of_bundle(subject, factory, store, trust, asked)
@@ -378,3 +383,128 @@ def audit_decisions(
         model = measured.model_named(subject, factory)
         chosen = measured.of_store(model, store_of(store), backend, sizes, trust, asked=asked, dynamic=dynamic)
     measured.audit(chosen, outputs, quick=quick, update=update)
+
+
+# ---- compare
+
+TEMPLATES = ("auto", "freezing", "cpp_wrapper", "max_autotune")
+BACKENDS = ",".join(["eager", "inductor", *(f"{PLAIN}:{each}" for each in TEMPLATES)])
+QUICK_RACE_S = 10.0
+
+Backends = Annotated[
+    str,
+    typer.Option(
+        help="Separated by commas; options of one in brackets: a,b\\[x=1,y=2]. "
+        f"Default: {BACKENDS.replace(',', ', ')}.",
+        show_default=False,
+    ),
+]
+From = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FILE", help="Compare nothing: make a page, data or summary of an earlier -o FILE."),
+]
+MaxError = Annotated[
+    float | None, typer.Option(help="Largest relative RMSE to float64 to accept, where numbers are beyond --tolerance.")
+]
+Tolerance = Annotated[
+    float | None, typer.Option(help="Absolute and relative tolerance; default 1e-3, in training 1e-2.")
+]
+Quickly = Annotated[
+    bool,
+    typer.Option(
+        "--quick",
+        help="End in about a minute: short races, Inductor's cache as it is, no compile that may take longer.",
+    ),
+]
+Against = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Show what differs from an earlier -o OLD.html or OLD.json.")
+]
+FailBelow = Annotated[
+    str | None,
+    typer.Option(
+        "--fail-below",
+        metavar="[NAME=]RATIO",
+        help="Exit with 3 if the speedup of the fastest candidate over NAME (default: torch.compile without a mode) is "
+        "not surely so high: the lower end of its interval counts.",
+    ),
+]
+Mode = Annotated[Literal["inference", "training"], typer.Option(help="Forward alone, or forward and backward.")]
+OF_FILES = ("from_", "output", "against")
+
+
+def _gate(text: str) -> tuple[str, float]:
+    """Read "1.05" or "eager=1.05": what the fastest is to be faster than, and how much."""
+    name, _, ratio = text.rpartition("=")
+    try:
+        least = float(ratio)
+    except ValueError:
+        least = 0.0
+    if not 0 < least < math.inf:
+        raise wrong_value("Option '--fail-below'", "a ratio above 0, such as 1.05, or eager=1.05", text)
+    return name or "default", least
+
+
+def compare_backends(
+    context: typer.Context,
+    factory: MaybeModel = None,
+    from_: From = None,
+    backends: Backends = BACKENDS,
+    mode: Mode = "inference",
+    device: Annotated[str | None, typer.Option(help="Where to run; default: where the factory put the model.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Timing rounds; each round times every candidate.")] = 30,
+    tolerance: Tolerance = None,
+    max_error: MaxError = None,
+    quick: Quickly = False,
+    output: Output = None,
+    against: Against = None,
+    fail_below: FailBelow = None,
+) -> None:
+    """Compare one model under several backends, check the results, time them interleaved, and print a table.
+
+    A FILE.py and its factory can import the files next to it, as with `python FILE.py`.
+    """
+    outputs = Outputs.checked(output, against=against)
+    if from_:
+        return _again(context, from_, outputs)
+    if factory is None:
+        raise BackendKwargsError("Name what to compare: MODEL, or --from FILE, an earlier page or its data.")
+    gate = None if fail_below is None else _gate(fail_below)
+    with importable(folder_of_model(factory)):  # a backend may be a module next to the model
+        wanted = [
+            (join_candidate(spec, own), None if spec == EAGER else backend_from_text(spec, own))
+            for spec, own in split_candidates(backends)
+        ]
+    wanted = [_quickly(*each) for each in wanted] if quick else wanted
+    from backend_kwargs.cli.measured import compared
+
+    compared(
+        factory,
+        wanted,
+        outputs,
+        gate,
+        mode=mode,
+        device=device,
+        rounds=rounds,
+        tolerance=tolerance,
+        max_error=max_error,
+        quick=quick,
+    )
+
+
+def _quickly(label: str, backend: Backend | None) -> tuple[str, Backend | None]:
+    """Return a candidate whose races, if it has any, are short unless it says how long they may be."""
+    if backend is None or not backend.options.get("auto") or "budget_s" in backend.options:
+        return label, backend
+    return f"{label}[budget_s={QUICK_RACE_S:g}]", backend.bind("--quick", {"budget_s": QUICK_RACE_S})
+
+
+def _again(context: typer.Context, earlier: Path, outputs: Outputs) -> None:
+    """Write the outputs from the data of an earlier page; raise for what only a comparison uses."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in OF_FILES:
+            shown = "MODEL" if name == "factory" else f"--{name.replace('_', '-')}"
+            raise BackendKwargsError(f"{shown} has no effect with --from, which compares nothing.")
+    if not outputs:
+        raise BackendKwargsError("Name what to write: -o OUT.html, OUT.json or OUT.md.")
+    outputs.write(read_document(earlier))

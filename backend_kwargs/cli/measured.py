@@ -1,4 +1,4 @@
-"""What `tune` and `audit` do: models are raced, decisions audited; what was found as text, as a file, and as a page."""
+"""What `tune`, `audit` and `compare` do: models are measured; what was found as text, as a file, and as a page."""
 
 import shlex
 import time
@@ -18,9 +18,21 @@ from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backend import Backend
-from backend_kwargs.cli.console import Outputs, console, pasted, print_table, quiet, say
+from backend_kwargs.cli.console import (
+    Outputs,
+    Timed,
+    backend_from_text,
+    console,
+    lines_to_paste,
+    pasted,
+    print_table,
+    quiet,
+    say,
+)
+from backend_kwargs.compare import Candidate, Comparison, compare, fastest
+from backend_kwargs.compare import comparison as comparisons
 from backend_kwargs.errors import BackendKwargsError, counted, printable
-from backend_kwargs.facts.decision import Decision
+from backend_kwargs.facts.decision import EAGER, Decision
 from backend_kwargs.fleet import findings
 from backend_kwargs.fleet.board import AUTO
 from backend_kwargs.fleet.findings import AuditDocument, Audited, Finding
@@ -521,3 +533,121 @@ def _print(found: Sequence[Finding], others: int) -> None:
             f"{others} more for this device {'was' if others == 1 else 'were'} not audited: of other models, sizes "
             "(--shapes, --dynamic) or options."
         )
+
+
+# ---- compare
+
+NONE_RAN, BELOW = 1, 3  # exit codes
+QUICK_S = 60.0
+RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
+
+
+def compared(
+    factory: str,
+    wanted: list[tuple[str, Backend | None]],
+    outputs: Outputs,
+    gate: tuple[str, float] | None,
+    *,
+    mode: comparisons.Mode,
+    device: str | None,
+    rounds: int,
+    tolerance: float | None,
+    max_error: float | None,
+    quick: bool,
+) -> None:
+    """Compare a factory's model under labelled backends, print and write what came out, and exit with what it shows."""
+    if gate:
+        gate = _labelled(gate[0], wanted), gate[1]
+    model, example_inputs = model_of(factory)
+    own = [backend.options.get("max_error") for _, backend in wanted if backend]  # accepted without --max-error
+
+    with quiet(), _candidates([label for label, _ in wanted]) as told:
+        comparison = compare(
+            model,
+            example_inputs,
+            [Candidate(label, backend) for label, backend in wanted],
+            mode=mode,
+            device=device,
+            rounds=rounds,
+            tolerance=tolerance,
+            max_error=max(filter(None, own), default=None) if max_error is None else max_error,
+            cold=not quick,
+            limit_s=QUICK_S if quick else None,
+            kernels=bool(outputs),
+            progress=told,
+        )
+    timed = Timed.of(model, example_inputs, training=mode == "training", device=device)
+    _finish(comparison, factory, dict(wanted), outputs, gate, timed)
+
+
+def _labelled(over: str, wanted: list[tuple[str, Backend | None]]) -> str:
+    """Return the label of the candidate that a gate names, to which default is added if it is not there."""
+    labels = [label for label, _ in wanted]
+    label = comparisons.label_of(over, labels)
+    if label not in labels:
+        wanted.append((comparisons.DEFAULT, backend_from_text("inductor", {})))
+    return label
+
+
+def _finish(
+    comparison: Comparison,
+    title: str,
+    backends: Mapping[str, Backend | None],
+    outputs: Outputs,
+    gate: tuple[str, float] | None,
+    timed: Timed,
+) -> None:
+    """Print and write a comparison; exit with what it shows."""
+    best = fastest(comparison)
+    backend = backends[best.label] if best and not comparison.over_itself(best) else None
+    print_comparison(comparison, best, backend, timed)
+    judged = None
+    if gate:
+        judged = comparisons.judge(comparison, *gate)
+        say("", judged.text)
+    if outputs:
+        paste = lines_to_paste(backend, timed) if backend else []
+        outputs.write(comparisons.document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
+    if not any(row.right for row in comparison.rows):
+        raise typer.Exit(NONE_RAN)
+    if judged and not judged.passed:
+        raise typer.Exit(BELOW)
+
+
+@contextmanager
+def _candidates(labels: Sequence[str]) -> Iterator[Callable[[str, str, float], None]]:
+    def named(label: str) -> str:
+        return f"{label} ({labels.index(label) + 1} of {len(labels)})" if label in labels else label
+
+    err = console(stderr=True)
+    if not err.is_terminal:
+        yield lambda label, stage, _: say(f"compiling {named(label)}", out=err) if stage == "compile" else None
+        return
+    with progress("compare", "starting", err) as tell:
+        yield lambda label, stage, fraction: tell(f"{stage} {named(label)}", fraction)
+
+
+def print_comparison(
+    comparison: Comparison,
+    best: comparisons.Row | None,
+    backend: Backend | None,
+    timed: Timed | None = None,
+) -> None:
+    """Print the table, what it says, and the lines to paste."""
+    print_table(comparisons.COLUMNS, map(comparisons.cells, comparison.rows))
+    for line in comparison.reading():
+        say(line)
+    say()
+    if comparison.baseline is None:
+        say("No candidate ran.")
+    elif best is None:
+        noise = comparison.noise
+        against_itself = f": timed against itself it is at {noise.low:.2f}x to {noise.high:.2f}x" if noise else ""
+        say(f"Nothing beats {comparison.baseline} beyond the noise{against_itself}.")
+        if comparison.baseline == EAGER:
+            say("Call the model itself.")
+    elif ratio := comparison.over_itself(best):
+        say(f"Call the model itself: {best.label}, the fastest candidate, is {ratio.as_ratio()} as fast.")
+    else:
+        say(RULE)
+        say(*(lines_to_paste(backend, timed) if backend else []) or [f"{backend!r}, which cannot be written as text."])

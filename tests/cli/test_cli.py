@@ -13,8 +13,8 @@ import typer
 
 import backend_kwargs as bk
 from backend_kwargs.cli import REMOVED, app
-from backend_kwargs.cli import compare as compare_command
 from backend_kwargs.cli.console import print_table
+from backend_kwargs.cli.measured import print_comparison
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.harness.models import importable
 from backend_kwargs.page import read_document
@@ -90,7 +90,7 @@ import sys
 from typer.testing import CliRunner
 from backend_kwargs.backend import find_backend
 from backend_kwargs.cli import app
-from backend_kwargs.cli.console import options_alone
+from backend_kwargs.cli.commands import options_alone
 from backend_kwargs.options.catalogue import inductor_options, usual_options
 
 assert [CliRunner().invoke(app, [name]).exit_code for name in ("list", "doctor")] == [0, 0]
@@ -544,7 +544,7 @@ def test_compare_output(capsys, monkeypatch):
     made = Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["A note."])
     assert fastest(made) is rows[1]
     backend = bk.make_backend("tmpl-inductor:freezing", epilogue_fusion=False)
-    compare_command._print(made, rows[1], backend)
+    print_comparison(made, rows[1], backend)
     check_golden("compare", capsys.readouterr().out)
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from backend_kwargs import trial
-from backend_kwargs.cli.compare import BACKENDS, _print, _quickly
+from backend_kwargs.cli.commands import BACKENDS, _quickly
+from backend_kwargs.cli.measured import print_comparison
 from backend_kwargs.compare import (
     Candidate,
     Comparison,
@@ -206,7 +207,7 @@ def test_the_noise_that_nothing_beats(capsys):
     """The last line says how far the baseline is from itself, which explains rows that look faster."""
     environment = {"mode": "inference", "device_name": "CPU", "torch": "2.13.0"}
     comparison = Comparison([Row("eager", None)], environment, Interval(1.0, 0.25, 4.5), "eager", "inference", [])
-    _print(comparison, None, None)
+    print_comparison(comparison, None, None)
     *_, last, advice = capsys.readouterr().out.splitlines()
     assert last == "Nothing beats eager beyond the noise: timed against itself it is at 0.25x to 4.50x."
     assert advice == "Call the model itself."
@@ -228,7 +229,7 @@ def test_the_model_itself_is_compared_where_eager_is_no_candidate(capsys, itself
     rows, noise = [Row("slow", "aot_eager"), fast], Interval(1.0, 0.98, 1.02)
     comparison = Comparison(rows, environment, noise, "slow", "inference", [], [itself_s] * 10)
     backend = None if comparison.over_itself(fast) else make_backend("inductor")
-    _print(comparison, fast, backend)
+    print_comparison(comparison, fast, backend)
     assert capsys.readouterr().out.splitlines()[-1] == advice
 
 
