@@ -237,6 +237,9 @@ def wanted(got):
     return f"A config must be a mapping, its JSON text, or base64 of that, got {got}."
 
 
+CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -256,21 +259,6 @@ def wanted(got):
             {"inductor_config": 3}, "'inductor_config' must be a mapping of options, got 3 (int).", id="inductor_config"
         ),
         pytest.param({"freezing": "maybe"}, "Inductor option 'freezing' must be bool, got 'maybe' (str).", id="value"),
-    ],
-)
-def test_wrong_config(config, message):
-    """A wrong config raises an error of one line."""
-    with pytest.raises(BackendKwargsError) as e:
-        Backend.from_config(config)
-    assert str(e.value) == message
-
-
-CODE = "which a file may set only if it is trusted: pass trust=True if you trust its author."
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
         pytest.param(
             {"backend": "no_such_module:target"},
             "Backend 'no_such_module:target' is code to import, which a config may name only if it is trusted: pass "
@@ -289,8 +277,8 @@ CODE = "which a file may set only if it is trusted: pass trust=True if you trust
         ),
     ],
 )
-def test_a_config_that_is_not_trusted_names_no_code(config, message):
-    """Without trust a config with code raises before anything is imported."""
+def test_wrong_config(config, message):
+    """A wrong config raises an error of one line; so does, before anything is imported, one with code without trust."""
     with pytest.raises(BackendKwargsError) as e:
         Backend.from_config(config)
     assert str(e.value) == message

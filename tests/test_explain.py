@@ -113,33 +113,33 @@ def test_nothing_to_explain():
     assert str(explain("eager")) == "make_backend('eager')"
 
 
-def test_forced_by_environment():
-    """An option forced by an environment variable names it, in a process that has it."""
-    code = (
-        "from backend_kwargs import explain\n"
-        "(effect,) = explain('tmpl-inductor', {'fx_graph_cache': True}).effects\n"
-        "print(effect.status)"
-    )
-    env = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "forced by environment: TORCHINDUCTOR_FX_GRAPH_CACHE makes it False\n"
-
-
-def test_alias_forced_by_environment():
-    """An alias of an option that the environment forces names every variable that can."""
+@pytest.mark.parametrize(
+    ("name", "variable", "shown"),
+    [
+        pytest.param(
+            "fx_graph_cache", "TORCHINDUCTOR_FX_GRAPH_CACHE=0", "TORCHINDUCTOR_FX_GRAPH_CACHE makes it False", id="one"
+        ),
+        pytest.param(
+            "force_disable_caches",
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1",
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES or TORCH_COMPILE_FORCE_DISABLE_CACHES makes it True",
+            id="an alias",
+        ),
+    ],
+)
+def test_forced_by_environment(name, variable, shown):
+    """An option forced by the environment names every variable that can, in a process that has one."""
     code = (
         "from torch._inductor import config\n"
         "from backend_kwargs import explain\n"
-        "(effect,) = explain('tmpl-inductor', {'force_disable_caches': False}).effects\n"
-        "with config.patch({'force_disable_caches': False}):\n"
-        "    print(effect.default, config.force_disable_caches, effect.status)"
+        f"default = config.{name}\n"
+        f"(effect,) = explain('tmpl-inductor', {{{name!r}: not default}}).effects\n"
+        f"with config.patch({name}=not default):\n"
+        f"    print(effect.default is default is config.{name}, effect.status)"
     )
-    env = {**os.environ, "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    env = os.environ | dict([variable.split("=")])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == (
-        "True True forced by environment: "
-        "TORCHINDUCTOR_FORCE_DISABLE_CACHES or TORCH_COMPILE_FORCE_DISABLE_CACHES makes it True\n"
-    )
+    assert done.stdout == f"True forced by environment: {shown}\n"
 
 
 def test_refuses_as_make_backend():

@@ -76,21 +76,6 @@ def test_the_climb_can_reach_each_mode(mode, graph):
 @pytest.mark.parametrize(
     ("facts", "tried"),
     [
-        pytest.param(replace(ONE_GEMM, unaligned=1), True, id="unaligned"),
-        pytest.param(ONE_GEMM, False, id="aligned"),
-        pytest.param(replace(ONE_GEMM, unaligned=1, device="cpu"), False, id="cpu"),
-    ],
-)
-def test_padding_is_tried_where_rows_are_unaligned(facts, tried):
-    """Padding is tried only on a GPU, for unaligned GEMMs, and before expensive steps."""
-    found = names(facts, "full")
-    assert ("padded" in found) is tried
-    assert not tried or found.index("padded") < found.index("max_autotune")
-
-
-@pytest.mark.parametrize(
-    ("facts", "tried"),
-    [
         pytest.param(ONE_GEMM, True, id="GEMM"),
         pytest.param(replace(NORM, convolutions=1), True, id="convolution"),
         pytest.param(replace(NORM, ops=100), False, id="norm"),
@@ -136,18 +121,21 @@ def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
 
 
 @pytest.mark.parametrize(
-    ("facts", "tried"),
+    ("step", "facts", "tried"),
     [
-        pytest.param(SHORT, True, id="many kernels"),
-        pytest.param(NORM, False, id="few"),
-        pytest.param(replace(SHORT, device="cpu"), False, id="cpu"),
+        pytest.param("padded", replace(ONE_GEMM, unaligned=1), True, id="unaligned"),
+        pytest.param("padded", ONE_GEMM, False, id="aligned"),
+        pytest.param("padded", replace(ONE_GEMM, unaligned=1, device="cpu"), False, id="unaligned on a CPU"),
+        pytest.param("combo_kernels", SHORT, True, id="many kernels"),
+        pytest.param("combo_kernels", NORM, False, id="few"),
+        pytest.param("combo_kernels", replace(SHORT, device="cpu"), False, id="many on a CPU"),
     ],
 )
-def test_many_kernels_are_combined(facts, tried):
-    """Combining independent kernels is tried before GEMMs are tuned, which takes minutes."""
+def test_what_is_tried_before_gemms_are_tuned(step, facts, tried):
+    """Unaligned GEMMs are padded and many kernels combined, only on a GPU, before tuning, which takes minutes."""
     found = names(facts, "full")
-    assert ("combo_kernels" in found) is tried
-    assert not tried or found.index("combo_kernels") < found.index("max_autotune")
+    assert (step in found) is tried
+    assert not tried or found.index(step) < found.index("max_autotune")
 
 
 @pytest.mark.parametrize("step", ["multi_kernel", "all_directions"])

@@ -22,11 +22,20 @@ from backend_kwargs.trial import roundings
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 
 
-def test_a_wrong_candidate_never_wins(auto, planted, store, log):
-    """A candidate whose results differ from eager's is dropped, and the log names it."""
+@pytest.mark.parametrize(
+    ("candidate", "why"),
+    [
+        ("wrong", "fail_accuracy: output"),
+        ("crash", "fail_to_run: RuntimeError: planted"),
+        ("burst", "fail_to_run: RuntimeError: planted in a call"),
+    ],
+)
+def test_a_broken_candidate_never_wins(auto, planted, store, log, candidate, why):
+    """One whose results differ from eager's, or that fails when it is compiled or runs, is dropped with the reason."""
     x = torch.randn(8, 64)
-    assert torch.allclose(auto(chain, ["wrong"])(x), chain(x))
-    assert "wrong is dropped: fail_accuracy: output" in log.text
+    assert torch.allclose(auto(chain, [candidate])(x), chain(x))
+    assert f"{candidate} is dropped: {why}" in log.text
+    assert rows_of(store)["default"].status == "pass"
 
 
 def test_the_next_process_finds_the_winner(auto, store, default_wins):
@@ -54,21 +63,6 @@ def test_rows_say_when_each_candidate_began(auto, planted, store, default_wins):
     assert rows["narrow"].timed_s > 0
     assert 0 < rows["default"].led_s < rows["narrow"].led_s
     assert rows["crash"].led_s is rows["eager"].led_s is None
-
-
-def test_a_broken_candidate_hurts_no_other(auto, planted, store, log):
-    """A candidate that fails to compile is dropped with the reason."""
-    x = torch.randn(8, 64)
-    assert torch.allclose(auto(chain, ["crash"])(x), chain(x))
-    assert "crash is dropped: fail_to_run: RuntimeError: planted" in log.text
-
-
-def test_a_candidate_that_breaks_in_a_call_hurts_no_other(auto, planted, store, log):
-    """A candidate that compiles but fails when it runs is dropped with the reason; the first output is right."""
-    x = torch.randn(8, 64)
-    assert torch.allclose(auto(chain, ["burst"])(x), chain(x))
-    assert "burst is dropped: fail_to_run: RuntimeError: planted in a call" in log.text
-    assert rows_of(store)["default"].status == "pass"
 
 
 def test_the_fastest_so_far_gives_way_when_it_breaks(auto, planted, store, log, default_wins):

@@ -8,6 +8,11 @@ from backend_kwargs import BackendKwargsError, make_backend
 from backend_kwargs.auto.settings import OF_STORE
 from backend_kwargs.stores import Store
 
+INSTEAD = (
+    "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
+    "race='never'."
+)
+
 
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -36,24 +41,6 @@ from backend_kwargs.stores import Store
         pytest.param(
             {"effort": "ful"}, "Option 'effort' must be 'quick' | 'full', got 'ful' (str).", id="another effort"
         ),
-    ],
-)
-def test_refused(options, message):
-    """An invalid value raises at once, with the expected and the given value."""
-    with pytest.raises(BackendKwargsError) as raised:
-        make_backend("tmpl-inductor:auto", options)
-    assert str(raised.value) == message
-
-
-INSTEAD = (
-    "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
-    "race='never'."
-)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
         pytest.param({"race": "background"}, f"race='background' was removed: {INSTEAD}", id="value"),
         pytest.param({"background_share": 0.05}, f"Option 'background_share' was removed: {INSTEAD}", id="name"),
         pytest.param({"background-share": "1"}, f"Option 'background_share' was removed: {INSTEAD}", id="dash"),
@@ -78,8 +65,8 @@ INSTEAD = (
         ),
     ],
 )
-def test_removed(options, message):
-    """What an earlier release took raises at once, and says what serves instead."""
+def test_refused(options, message):
+    """An invalid value raises at once; so does what an earlier release took, and says what serves instead."""
     with pytest.raises(BackendKwargsError) as raised:
         make_backend("tmpl-inductor:auto", options)
     assert str(raised.value) == message

@@ -164,15 +164,10 @@ def test_eager_that_differs_from_itself_stops_the_case(timed):
     assert (cell.status, cell.wall_s) == ("eager_two_runs_differ", [])
 
 
-def test_sweep_is_one_dynamic_compile(timed):
-    """A sweep over several lengths is one call, served by one graph."""
-    cells = timed(SWEEP, ("eager",), extra=(Peer("aot", "control", "aot_eager"),))
-    assert cells["aot"].status == "pass", cells["aot"].reason
-
-
-def test_training_compares_parameters_after_a_step(timed):
-    """An optimizer step of a compiled model gives eager's parameters."""
-    cells = timed(TRAINED, ("eager",), extra=(Peer("aot", "control", "aot_eager"),))
+@pytest.mark.parametrize("case", [SWEEP, TRAINED], ids=["sweep", "training"])
+def test_a_call_may_be_several(timed, case):
+    """A sweep over several lengths is one call, served by one graph; an optimizer step gives eager's parameters."""
+    cells = timed(case, ("eager",), extra=(Peer("aot", "control", "aot_eager"),))
     assert cells["aot"].status == "pass", cells["aot"].reason
 
 

@@ -17,6 +17,7 @@ from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli.console import LONGEST_LINE, complain, print_json, print_table, say
 from backend_kwargs.errors import BackendKwargsError, printable, shown, warn_once
 from backend_kwargs.facts.decision import Decision, RaceRow
+from tests.auto.test_auto_reporting import Terminal
 
 KEY = "ab" * 32
 # Escape sequences, line ends, a change of direction, markup of rich, and controls of eight bits.
@@ -126,13 +127,6 @@ def test_every_command_is_attacked():
 
 def controls(text):
     return [each for each in text if not each.isprintable() and each != "\n"]
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal, so that rich colours what it writes."""
-
-    def isatty(self):
-        return True
 
 
 @pytest.mark.filterwarnings("always")

@@ -22,6 +22,7 @@ from backend_kwargs.interval import Interval
 from backend_kwargs.rewrites import Rewrite, matching, register_rewrite
 from backend_kwargs.rewrites.table import chosen_places, name_of
 from backend_kwargs.rewrites.traced import Change
+from tests.auto.graphs import rows_of
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -60,11 +61,6 @@ def normal(*shape):
 
 def softmax(x):
     return torch.softmax(x, -1)
-
-
-def rows_of(store):
-    (decision,) = Catalogue(store).all()
-    return {row.name: row for row in decision.rows}
 
 
 def auto(model, **options):

@@ -125,14 +125,7 @@ def test_training_with_a_counter(tmp_path):
 @torch.no_grad()
 def test_a_candidate_that_writes_an_input(tmp_path):
     """The user's tensor stays as it is when a candidate writes what eager only reads."""
-    from backend_kwargs.rewrites.traced import Change
-
-    def in_place(gm, example_inputs):
-        changed = copy.deepcopy(gm)
-        for node in changed.graph.find_nodes(op="call_function", target=torch.add):
-            node.target = torch.Tensor.add_
-        changed.recompile()
-        return Change(changed, example_inputs, count=1)
+    from tests.auto.test_auto_state import in_place
 
     register_rewrite("gpu_in_place", Rewrite("adds in place", traced=in_place))
     x = torch.randn(64, 64, device="cuda")

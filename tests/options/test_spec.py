@@ -96,28 +96,34 @@ def test_split_candidates(text, candidates):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("split", "text"),
     [
-        pytest.param("", id="nothing"),
-        pytest.param(",a", id="comma-first"),
-        pytest.param("a,,b", id="nothing-between"),
-        pytest.param("a[x=1", id="open-bracket"),
-        pytest.param("a[]", id="no-options"),
-        pytest.param("a]x=1[", id="brackets-turned"),
-        pytest.param("a[x=1]b", id="text-after-options"),
-        pytest.param("a, ,b", id="a-blank-between"),
-        pytest.param(" ", id="a-blank"),
-        pytest.param("[x=1]", id="options-of-nothing"),
-        pytest.param(" [x=1]", id="options-of-a-blank"),
-        pytest.param("a[x=[[1]]]", id="lists-in-lists"),
-        pytest.param("a[x=1][y=2]", id="options-twice"),
+        pytest.param(split_candidates, "", id="nothing"),
+        pytest.param(split_candidates, ",a", id="comma-first"),
+        pytest.param(split_candidates, "a,,b", id="nothing-between"),
+        pytest.param(split_candidates, "a[x=1", id="open-bracket"),
+        pytest.param(split_candidates, "a[]", id="no-options"),
+        pytest.param(split_candidates, "a]x=1[", id="brackets-turned"),
+        pytest.param(split_candidates, "a[x=1]b", id="text-after-options"),
+        pytest.param(split_candidates, "a, ,b", id="a-blank-between"),
+        pytest.param(split_candidates, " ", id="a-blank"),
+        pytest.param(split_candidates, "[x=1]", id="options-of-nothing"),
+        pytest.param(split_candidates, " [x=1]", id="options-of-a-blank"),
+        pytest.param(split_candidates, "a[x=[[1]]]", id="lists-in-lists"),
+        pytest.param(split_candidates, "a[x=1][y=2]", id="options-twice"),
+        pytest.param(split_assignment, "a", id="no-equals"),
+        pytest.param(split_assignment, " =1", id="no-name"),
     ],
 )
-def test_split_candidates_refuses(text):
-    """The error for a list that cannot be parsed shows the right form."""
+def test_what_cannot_be_split(split, text):
+    """The error for a list or an option that cannot be parsed shows the right form."""
+    form = {
+        split_candidates: f"backends {text!r}; write them 'a,b:template,c[option=value]'.",
+        split_assignment: f"option {text!r}; write it 'name=value'.",
+    }
     with pytest.raises(BackendKwargsError) as e:
-        split_candidates(text)
-    assert str(e.value) == f"Cannot read backends {text!r}; write them 'a,b:template,c[option=value]'."
+        split(text)
+    assert str(e.value) == f"Cannot read {form[split]}"
 
 
 @pytest.mark.parametrize(
@@ -162,11 +168,3 @@ def test_split_outside():
 def test_split_assignment():
     """The first equals sign separates name and value; spaces around them are removed."""
     assert split_assignment(" a.b = c=d ") == ("a.b", "c=d")
-
-
-@pytest.mark.parametrize("text", [pytest.param("a", id="no-equals"), pytest.param(" =1", id="no-name")])
-def test_split_assignment_refuses(text):
-    """The error for an option without a name or an equals sign shows the right form."""
-    with pytest.raises(BackendKwargsError) as e:
-        split_assignment(text)
-    assert str(e.value) == f"Cannot read option {text!r}; write it 'name=value'."

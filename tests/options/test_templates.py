@@ -108,18 +108,14 @@ def test_registered_template_is_found_listed_and_published():
     assert is_published("serve")
 
 
-def test_unknown_template():
-    """The error for a wrong name has the nearest one."""
+@pytest.mark.parametrize(
+    ("name", "next_step"), [("freezin", "Did you mean 'freezing'?"), ("qqq", "`backend-kwargs list` shows all.")]
+)
+def test_unknown_template(name, next_step):
+    """The error for a wrong name has the nearest one, or the next step where none is near."""
     with pytest.raises(bk.BackendKwargsError) as e:
-        find_template("freezin")
-    assert str(e.value) == "Unknown template 'freezin'. Did you mean 'freezing'?"
-
-
-def test_unknown_template_with_none_near():
-    """The error for a name without a near one has the next step."""
-    with pytest.raises(bk.BackendKwargsError) as e:
-        find_template("qqq")
-    assert str(e.value) == "Unknown template 'qqq'. `backend-kwargs list` shows all."
+        find_template(name)
+    assert str(e.value) == f"Unknown template {name!r}. {next_step}"
 
 
 # --- plug-ins -------------------------------------------------------------------------------------------------------

@@ -71,16 +71,6 @@ def test_told_at_once(which, call, name, tmp_path):
     assert run(code, which, tmp_path) == f"Backend {name!r} cannot work here: {REASONS[which]}; {INSTALL}."
 
 
-def test_value_outlives_tvm(tmp_path):
-    """Without TVM a backend can still be read from a config, printed and saved."""
-    code = """
-        import backend_kwargs as bk
-        b = bk.Backend.from_config({"backend": "tvm", "seed": 3})
-        print(b, b.to_config()["options"])
-    """
-    assert run(code, "absent", tmp_path) == "make_backend('tvm', {'seed': 3}) {'seed': 3}"
-
-
 def test_list_and_doctor_go_on(tmp_path):
     """`list` and `doctor` have a row for TVM, with the reason and the remedy."""
     code = """
@@ -98,21 +88,31 @@ def test_list_and_doctor_go_on(tmp_path):
     ]
 
 
-def test_options_are_shown(tmp_path):
-    """`explain tvm PATTERN` works without TVM."""
-    code = """
-        from typer.testing import CliRunner
-        from backend_kwargs.cli import app
-        rows = json.loads(CliRunner().invoke(app, ["explain", "tvm", "trials", "--json"]).stdout)
-        print([row["option"] for row in rows])
-    """
-    assert run(code, "absent", tmp_path) == "['trials', 'max_trials_per_task', 'num_trials_per_iter']"
+VALUE = """
+    import backend_kwargs as bk
+    b = bk.Backend.from_config({"backend": "tvm", "seed": 3})
+    print(b, b.to_config()["options"])
+"""
+EXPLAINED = """
+    from typer.testing import CliRunner
+    from backend_kwargs.cli import app
+    rows = json.loads(CliRunner().invoke(app, ["explain", "tvm", "trials", "--json"]).stdout)
+    print([row["option"] for row in rows])
+"""
+OTHERS = """
+    import torch
+    print(torch.compile(lambda x: x + 1, backend="tmpl-inductor:default")(torch.ones(1)).item())
+"""
 
 
-def test_the_rest_works(tmp_path):
-    """Without TVM the other backends compile as usual."""
-    code = """
-        import torch
-        print(torch.compile(lambda x: x + 1, backend="tmpl-inductor:default")(torch.ones(1)).item())
-    """
-    assert run(code, "absent", tmp_path) == "2.0"
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        pytest.param(VALUE, "make_backend('tvm', {'seed': 3}) {'seed': 3}", id="a value"),
+        pytest.param(EXPLAINED, "['trials', 'max_trials_per_task', 'num_trials_per_iter']", id="explain"),
+        pytest.param(OTHERS, "2.0", id="other backends"),
+    ],
+)
+def test_what_needs_no_tvm(tmp_path, code, printed):
+    """Without TVM a backend is read from a config, printed, saved and explained; others compile as usual."""
+    assert run(code, "absent", tmp_path) == printed
