@@ -72,24 +72,29 @@ class Warned(Part, frozen=True):
     where: Name = ""
 
 
-class Row(Part, frozen=True):
-    """A candidate of a comparison; without a `speedup` it was not timed, and `reason` says why.
-
-    `note` is "baseline", "within noise" or another short remark; `error` is that of its worst result, in the unit of
-    `bound`; `cache` is "warm" or "cold"; `graphs` counts what its backend compiled.
-    """
+class Candidate(Part, frozen=True):
+    """What was compared: how it ended, and what it takes; `error` is that of its worst result."""
 
     name: Name
     status: Name = "pass"
     reason: Text = ""
-    note: Name = ""
     won: bool = False
     speedup: Interval | None = None
-    latency: Interval | None = None
     compile_s: Seconds | None = None
-    cache: Name = ""
     peak_bytes: Count | None = None
     error: float | None = None
+
+
+class Row(Candidate, frozen=True):
+    """A candidate of a comparison; without a `speedup` it was not timed, and `reason` says why.
+
+    `note` is "baseline", "within noise" or another short remark; `error` is in the unit of `bound`; `cache` is "warm"
+    or "cold"; `graphs` counts what its backend compiled.
+    """
+
+    note: Name = ""
+    latency: Interval | None = None
+    cache: Name = ""
     bound: float | None = None
     graphs: Count | None = None
 
@@ -115,24 +120,16 @@ class Span(Part, frozen=True):
     end: Seconds
 
 
-class Lane(Part, frozen=True):
+class Lane(Candidate, frozen=True):
     """A candidate of a race: what it spent time on, and how it ended.
 
     `seconds` is the time of a call; `speedup` is over `against`, the leader of that time.
     """
 
-    name: Name
-    status: Name = "pass"
-    reason: Text = ""
-    won: bool = False
     spans: Annotated[tuple[Span, ...], Meta(max_length=500)] = ()
     seconds: Seconds | None = None
-    speedup: Interval | None = None
     against: Name = ""
-    compile_s: Seconds | None = None
     predicted_s: Seconds | None = None
-    error: float | None = None
-    peak_bytes: Count | None = None
 
 
 class Lead(Part, frozen=True):

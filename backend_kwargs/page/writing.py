@@ -27,7 +27,7 @@ from backend_kwargs.errors import BackendKwargsError, printable
 from backend_kwargs.files import read_bytes
 from backend_kwargs.options.templates import BUILT_IN
 from backend_kwargs.page import figures, plots, sentence
-from backend_kwargs.page.document import LONGEST, Document, Lane, Row, checked, parse
+from backend_kwargs.page.document import LONGEST, Candidate, Document, checked, parse
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -85,7 +85,7 @@ def shared(text: str, private: frozenset[str]) -> str:
 
 def _walked(value: Any, kind: Any, told: Callable[[str], str]) -> Any:
     """Return a value, of a type that the schema describes as `kind`, as it may be shared."""
-    if isinstance(value, Row | Lane) and value.status in FAILED:
+    if isinstance(value, Candidate) and value.status in FAILED:
         name, colon, _ = value.reason.partition(": ")  # an error's class, which is before its text
         value = replace(value, reason=name if colon and name.isidentifier() else value.reason)
     if isinstance(value, Struct):
@@ -223,8 +223,6 @@ BEGIN, END = '<script type="application/json" id="report-data">', "</script>"  #
 
 def from_html(content: bytes, what: str = "the page") -> Document:
     """Return the document that a page contains, or raise BackendKwargsError."""
-    if len(content) > LONGEST:
-        raise BackendKwargsError(f"Cannot read {what}: it is longer than {LONGEST} bytes.")
     _, *found = content.decode(errors="replace").split(BEGIN)
     if len(found) != 1 or END not in found[0]:
         got = "ends within it" if len(found) == 1 else f"contains {len(found)}"

@@ -7,7 +7,7 @@ without a wide copy of all weights.
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
@@ -27,7 +27,7 @@ from backend_kwargs.options.machine import machine
 from backend_kwargs.options.option import Options
 from backend_kwargs.options.precisions import PRECISIONS, UnfitPrecisionError, UnmeasuredError, why_slow
 from backend_kwargs.precision.casts import cast_products
-from backend_kwargs.precision.quantised import Held, unused_placeholders
+from backend_kwargs.precision.quantised import Held, quantise_linears, unhashed, unused_placeholders, why_none_quantised
 from backend_kwargs.torch_internals import functorch, pytree
 from backend_kwargs.torch_internals.dynamo import dropping_guards, is_tracing, tracing
 from backend_kwargs.torch_internals.tensors import enter_autocast, is_view
@@ -177,7 +177,7 @@ def _compiled(
         # The identity of the converted parameters, and their versions if freezing makes them constants.
         if held := by_source(gm, {at: example_inputs[at] for at in lowered.held.positions}):
             guard_parameters(held, constants=held if asked.freezing else ())
-        with _silenced(asked.precision):
+        with unhashed() if PRECISIONS[asked.precision].kind == "quantised" else nullcontext():
             kept = [example_inputs[at] for at in lowered.kept]
             compiled = following(replace(graph, gm=lowered.gm, example_inputs=kept))
         # A compiler may compute in another precision than it was asked for, without an error.
@@ -203,8 +203,6 @@ def lower(gm: GraphModule, example_inputs: Inputs, asked: Asked) -> Lowered:
     # Outside dynamo no guard checks the identity of a parameter.
     lifted = lifted_parameters(gm, example_inputs) if is_tracing() else {}
     if precision.kind == "quantised":
-        from backend_kwargs.precision.quantised import quantise_linears, why_none_quantised
-
         if any(value.is_inference() for value in lifted.values()):
             raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
         lifted = only_read_parameters(gm, lifted)
@@ -228,14 +226,6 @@ def _why_unfit(example_inputs: Inputs, name: str) -> str:
     if torch.is_grad_enabled() and not PRECISIONS[name].trains and any(tensor.requires_grad for tensor in tensors):
         return "it is for inference: call the model under torch.no_grad()"
     return why_slow(name, device, machine()) if PRECISIONS[name].kind == "quantised" else ""
-
-
-def _silenced(precision: str) -> AbstractContextManager[None]:
-    if PRECISIONS[precision].kind != "quantised":
-        return nullcontext()
-    from backend_kwargs.precision.quantised import unhashed
-
-    return unhashed()
 
 
 def _following(compiled: Call, lowered: Lowered, *, watched: bool) -> Call:

@@ -440,6 +440,9 @@ class OtherRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return drawn.uniform_(-1, 1, generator=self.generators[like.device])
 
 
+_wide: Callable[[torch.Tensor], torch.Tensor] = partial(in_precision, dtype=torch.float64)
+
+
 def _in_float64(
     func: Callable[..., object],
     arguments: object,
@@ -471,10 +474,6 @@ def _is_half(leaf: object) -> bool:
 
 def _cloned(leaf: object) -> object:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    return in_precision(value, torch.float64)
 
 
 def _numbers(tree: object) -> list[torch.Tensor]:

@@ -82,7 +82,7 @@ def leaky(text):
         environment={text: text},
         verdict=Verdict(text, text, provisional=text, paste=text),
         warnings=(Warned(text, "shared device", text),),
-        speedups=(Speedups(text, text, rows=(Row(text, text, text, text),)),),
+        speedups=(Speedups(text, text, rows=(Row(text, text, text, note=text),)),),
         graphs=(
             Graph(
                 text,

@@ -162,14 +162,6 @@ ATEN_OPS: Mapping[str, tuple[str, ...]] = {
 MOST_FLOPS, MOST_CONVOLUTION_FLOPS = 1e6, 2.5e5
 
 
-def aten_ops(node: fx.Node) -> tuple[str, ...]:
-    """Return the operators that are left to ATen where `node` is, unless the user names others."""
-    device, names = tensors_of(node)[0].device.type, names_of(node)
-    most = MOST_CONVOLUTION_FLOPS if "convolution" in names else MOST_FLOPS
-    large = device == "cpu" and not set(PRODUCTS).isdisjoint(names) and work(node) > most
-    return (*ATEN_OPS.get(device, ()), *(PRODUCTS if large else ()))
-
-
 # ---- decompositions
 
 aten = torch.ops.aten
@@ -231,7 +223,12 @@ class TVM(PartCompiler):
         return decompositions(ATEN_OPS["cpu"] if whole is None else whole, trains)
 
     def aten_ops(self, node: fx.Node) -> Collection[str]:
-        return aten_ops(node) if self.settings.aten_ops is None else self.settings.aten_ops
+        if self.settings.aten_ops is not None:
+            return self.settings.aten_ops
+        device, names = tensors_of(node)[0].device.type, names_of(node)
+        most = MOST_CONVOLUTION_FLOPS if "convolution" in names else MOST_FLOPS
+        large = device == "cpu" and not set(PRODUCTS).isdisjoint(names) and work(node) > most
+        return (*ATEN_OPS.get(device, ()), *(PRODUCTS if large else ()))
 
     def misplaced(self, devices: Collection[torch.device]) -> str:
         if any(device.type not in DEVICES for device in devices):
@@ -251,30 +248,28 @@ class TVM(PartCompiler):
         return CompiledPart(runner(part, lowered, built.executable, device), built.target, built.tuned, built.notes)
 
     def why_eager(self, gm: fx.GraphModule, example_inputs: Inputs, compiled: Call) -> str:
-        raced = self.settings.scheduler == "meta_schedule" and self.fallback != "error"
-        return why_eager(gm, example_inputs, compiled) if raced else ""
+        """Return why dynamo's graph runs faster in eager than `compiled`, with both times; "" if it does not.
 
-
-def why_eager(gm: fx.GraphModule, example_inputs: Inputs, compiled: Call) -> str:
-    """Return why dynamo's graph runs faster in eager than `compiled`, with both times; "" if it does not.
-
-    Both are called as the compiled function is, without gradients, and on copies of inputs that a call changes. What
-    `auto` would not race is not timed either, nor are operators that are not torch's: each call would repeat them.
-    """
-    if communicates(gm) or why_not_repeatable(gm, example_inputs, custom_ops=False):
-        return ""
-    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
-    # The calls are not part of dynamo's compile, whose context AOTAutograd would change.
-    with tracing(None):
-        try:
-            task = Task.of(copy_of_graph(gm), example_inputs)
-        except DrawsError:  # as another thread may
+        Tuned code is timed. Both are called as the compiled function is, without gradients, and on copies of inputs
+        that a call changes. What `auto` would not race is not timed, nor are operators that are not torch's: each call
+        would repeat them.
+        """
+        if self.settings.scheduler != "meta_schedule" or self.fallback == "error":
             return ""
-        calls = {"eager": task.caller(gm.forward), "TVM": task.caller(compiled)}
-        device = next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
-        with task.generators_kept():
-            samples = trial.interleave(calls, rounds=ROUNDS, device=device, warmup=2, budget_s=BUDGET_S)
-    if trial.ratio_interval(samples["eager"], samples["TVM"]).median >= 1:
-        return ""
-    eager, tvm = (f"{trial.median_interval(samples[name]).median * 1e3:.3g} ms" for name in calls)
-    return f"it is faster: {eager} a call, and {tvm} with TVM"
+        if communicates(gm) or why_not_repeatable(gm, example_inputs, custom_ops=False):
+            return ""
+        tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+        # The calls are not part of dynamo's compile, whose context AOTAutograd would change.
+        with tracing(None):
+            try:
+                task = Task.of(copy_of_graph(gm), example_inputs)
+            except DrawsError:  # as another thread may
+                return ""
+            calls = {"eager": task.caller(gm.forward), "TVM": task.caller(compiled)}
+            device = next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+            with task.generators_kept():
+                samples = trial.interleave(calls, rounds=ROUNDS, device=device, warmup=2, budget_s=BUDGET_S)
+        if trial.ratio_interval(samples["eager"], samples["TVM"]).median >= 1:
+            return ""
+        eager, tvm = (f"{trial.median_interval(samples[name]).median * 1e3:.3g} ms" for name in calls)
+        return f"it is faster: {eager} a call, and {tvm} with TVM"
