@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from backend_kwargs.torch_internals.tensors import OperatorBase
+from backend_kwargs.torch_internals.triton import code_of, constants_of, kernel_of
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 SYMBOL = re.compile(r"\b[suz]\d+\b")
@@ -34,16 +35,12 @@ def _kwargs(node: Node) -> Mapping[str, object]:
     """Return the node's keywords; for a user's Triton kernel, its source in place of its number."""
     if "kernel_idx" not in node.kwargs:
         return node.kwargs
-    from backend_kwargs.torch_internals.triton import constants_of, kernel_of
-
     source, constants = _source(kernel_of(node.kwargs)), constants_of(node.kwargs)
     return {**node.kwargs, "kernel_idx": source, "constant_args_idx": constants}
 
 
 def _source(kernel: Any) -> list[str]:
     """Return the code of a Triton kernel and of all functions that it calls, and its decorators' arguments."""
-    from backend_kwargs.torch_internals.triton import code_of
-
     if hasattr(kernel, "src"):
         return [code_of(kernel)]
     arguments = [f"{name}: {_said(getattr(kernel, name))}" for name in DECORATED if hasattr(kernel, name)]

@@ -40,9 +40,7 @@ def _can_isolate() -> bool:
 
 def room_to_compile() -> contextlib.AbstractContextManager[object]:
     """Lift the limit on recompiles of one code object, since torch before 2.13 counts all variants together."""
-    if _can_isolate():
-        return contextlib.nullcontext()
-    return limits_lifted()
+    return contextlib.nullcontext() if _can_isolate() else limits_lifted()
 
 
 def isolated(model: Model, **kwargs: object) -> Model:

@@ -101,9 +101,11 @@ def _option(name: str, entries: Entries) -> Option:
     entry, target = entries[name], target_of(entries[name])
     values = (target.env_value_force, target.env_value_default, target.default)
     forced = values[0] is not UNSET
+    # `cuda` and `xpu` inherit the values of `cutlass`, but not its annotations.
+    declared = CORRECTED_TYPES.get(name, entries.get(_cutlass_name(name), entry).value_type)
     return Option(
         name,
-        _type(name, entries),
+        Any if declared is NoneType else declared,
         deepcopy(next(value for value in values if value is not UNSET)),  # unpatched, with the environment's
         forced=forced,
         forced_value=target.env_value_force if forced else None,
@@ -112,13 +114,6 @@ def _option(name: str, entries: Entries) -> Option:
         deprecated=(entry.deprecation_message or "deprecated") if getattr(entry, "deprecated", False) else None,
         data=name in INDUCTOR_DATA,
     )
-
-
-def _type(name: str, entries: Entries) -> object:
-    # `cuda` and `xpu` inherit the values of `cutlass`, but not its annotations.
-    original = entries.get(_cutlass_name(name), entries[name])
-    declared = CORRECTED_TYPES.get(name, original.value_type)
-    return Any if declared is NoneType else declared
 
 
 def _cutlass_name(name: str) -> str:

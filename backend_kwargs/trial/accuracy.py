@@ -267,7 +267,20 @@ def _check_leaf(
         reference = torch.tensor(reference, dtype=torch.float64) if isinstance(reference, float) else None
     if reason := mismatch(result, eager):
         return _failed(f"{path}: {reason}")
-    return _check_numbers(path, result, eager, reference, limits, roundings) if is_number(eager) else Accuracy()
+    if not is_number(eager):
+        return Accuracy()
+    got, want = wide(result), wide(eager)
+    precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
+    if not same_where_not_finite(got, want):
+        return _failed(f"{path}: {NOT_FINITE}")
+    finite = want.isfinite()
+    if precise is not None:
+        finite &= precise.isfinite()
+    if not bool(finite.all()):
+        got, want, precise = got[finite], want[finite], None if precise is None else precise[finite]
+    coarse = eager.is_cuda and eager.dtype == torch.float32 and _may_use_tf32()
+    leaf = _Leaf(path, got, want, precise, eager.dtype, limits, TF32 if coarse else 0.0)
+    return leaf.judged(errors for errors in roundings if errors)
 
 
 def mismatch(result: object, eager: object) -> str:
@@ -291,29 +304,6 @@ def same_where_not_finite(got: torch.Tensor, want: torch.Tensor) -> bool:
     odd = ~want.isfinite()
     there = torch.equal(~got.isfinite(), odd)
     return there and torch.equal(got[odd].nan_to_num(nan=0.5), want[odd].nan_to_num(nan=0.5))
-
-
-def _check_numbers(
-    path: str,
-    result: torch.Tensor,
-    eager: torch.Tensor,
-    reference: object,
-    limits: "_Limits",
-    roundings: Iterable[Errors | None],
-) -> Accuracy:
-    """Compare the numbers of one leaf with eager's and the reference's."""
-    got, want = wide(result), wide(eager)
-    precise = wide(reference) if isinstance(reference, torch.Tensor) and reference.shape == eager.shape else None
-    if not same_where_not_finite(got, want):
-        return _failed(f"{path}: {NOT_FINITE}")
-    finite = want.isfinite()
-    if precise is not None:
-        finite &= precise.isfinite()
-    if not bool(finite.all()):
-        got, want, precise = got[finite], want[finite], None if precise is None else precise[finite]
-    coarse = eager.is_cuda and eager.dtype == torch.float32 and _may_use_tf32()
-    leaf = _Leaf(path, got, want, precise, eager.dtype, limits, TF32 if coarse else 0.0)
-    return leaf.judged(errors for errors in roundings if errors)
 
 
 def _may_use_tf32() -> bool:
