@@ -92,6 +92,8 @@ class Objects:
             files.invalidate_cache()  # else another process's objects are missing
             try:
                 found = files.find(f"{root}/{folder}".rstrip("/"), detail=True, **bounds)
+                if not found:  # `find` also leaves out what fails, which `ls` raises
+                    files.ls(f"{root}/{folder}".rstrip("/"), **bounds)
             except FileNotFoundError:
                 return iter(())
             sized = [path.removeprefix(f"{root}/") for path, about in found.items() if 0 < about["size"] <= LARGEST]

@@ -64,6 +64,12 @@ def test_nobody_listens(opened, call):
     failed(opened(free_port()), call)
 
 
+def test_nobody_listens_where_fsspec_lists_nothing():
+    """A refused connection is an error also where fsspec's `find` leaves out the folders that it cannot list."""
+    pytest.importorskip("aiohttp")
+    assert "Cannot connect to host" in failed(objects.open(f"http://127.0.0.1:{free_port()}/decisions"), "list")
+
+
 @drivers
 @calls
 def test_nobody_answers(opened, call):
