@@ -122,4 +122,13 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
 
 
 def _as_json(backend: Any) -> str:
-    return json.dumps({"backend": backend.spec, "options": dict(backend.options)}, default=repr)
+    return json.dumps({"backend": backend.spec, "options": {name: _told(v) for name, v in backend.options.items()}})
+
+
+def _told(value: object) -> object:
+    """Return `value`, or its repr if JSON cannot represent it."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):  # keys too, of which `default` is not asked
+        return repr(value)
+    return value
