@@ -21,7 +21,7 @@ HEAD = """\
 # Written by `backend-kwargs pin`; pin again for another machine or release."""
 
 
-class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A decision in a lock: what is compiled, and for people which graph it is."""
 
     graph: str
@@ -31,7 +31,7 @@ class _Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     inputs: tuple[str, ...] = ()
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A lock's content; a name that it does not have is a mistake of who edited the file."""
 
     version: int
