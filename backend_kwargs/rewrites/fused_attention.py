@@ -27,7 +27,7 @@ from backend_kwargs.rewrites.matching import (
     known_true,
 )
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_later, example, examples, replacing
 
 REWRITE = Rewrite(
     "Attention of other than four dimensions, of heads that broadcast, or in blocks, as torch has fused kernels for it",
@@ -111,6 +111,8 @@ def _attended(node: Node, args: Arguments) -> Node | None:
     operands, mask = [args[name] for name in ("query", "key", "value")], args["attn_mask"]
     values, of_mask = examples(*operands, node), example(mask)
     if values is None or args["dropout_p"] or args["enable_gqa"]:
+        return None
+    if changes_later(node, [node]):  # fused kernels save their result
         return None
     *tensors, result = values
     if not have_one_dtype(tensors) or result.dtype not in DTYPES or not all(known_true(e.numel() > 0) for e in values):

@@ -281,11 +281,17 @@ def _saves_what_changes(before: Node, node: Node) -> bool:
 
     What is replaced may save something else, as a loss its probabilities, and lets its input change.
     """
-    if not any(each.requires_grad for each in tensors_of(node.meta["example_value"])):
-        return False
     nodes = [*node.graph.nodes]
-    read = {each for new in nodes[nodes.index(before) + 1 : nodes.index(node)] for each in new.all_input_nodes}
-    return written_between(node, nodes[-1], read, {*filter(is_unknown, nodes)})
+    inserted = nodes[nodes.index(before) + 1 : nodes.index(node)]
+    return changes_later(node, {each for new in inserted for each in new.all_input_nodes})
+
+
+def changes_later(node: Node, saved: Iterable[Node]) -> bool:
+    """Return whether a function of torch's changes what was `saved` for the gradients of `node`, if it has any."""
+    if not any(each.requires_grad for each in tensors_of(node.meta.get("example_value"))):
+        return False
+    *nodes, output = node.graph.nodes
+    return written_between(node, output, saved, {*filter(is_unknown, nodes)})
 
 
 def is_plain(node: Node) -> bool:

@@ -279,9 +279,20 @@ def logits_change(x, weight):
     return F.cross_entropy(logits, TARGET) + logits.add_(1).sum()
 
 
-@pytest.mark.parametrize(("name", "fn"), [("linear_cross_entropy", features_change), ("cross_entropy", logits_change)])
-def test_loss_of_what_changes(name, fn):
-    """A loss stays if its features change before it, or its logits after it, which ours saves for gradients."""
+def result_changes(x, weight):
+    return F.scaled_dot_product_attention(x, x, weight[:3]).mul_(2).sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "fn"),
+    [
+        ("linear_cross_entropy", features_change),
+        ("cross_entropy", logits_change),
+        ("fused_attention", result_changes),
+    ],
+)
+def test_what_is_saved_changes(name, fn):
+    """A trained loss stays if its features change before it or its logits after it; attention if its result does."""
     x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
     made, counts = compiled_by(resolved(find_rewrite(name).traced), fn)
     torch.testing.assert_close(*(torch.autograd.grad(call(x, weight), x) for call in (made, fn)))
