@@ -75,7 +75,6 @@ TORCH_AT_THE_HEAD = (
     "bundles",
     "sealing",
     "fleet/racing.py",
-    "fleet/findings.py",
     "cli/measured.py",
     "pinning/phases.py",
     "cache_artifacts.py",

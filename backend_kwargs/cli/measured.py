@@ -33,18 +33,23 @@ from backend_kwargs.compare import Candidate, Comparison, compare, fastest
 from backend_kwargs.compare import comparison as comparisons
 from backend_kwargs.errors import BackendKwargsError, counted, printable
 from backend_kwargs.facts.decision import EAGER, Decision
-from backend_kwargs.fleet import findings
 from backend_kwargs.fleet.board import AUTO
-from backend_kwargs.fleet.findings import AuditDocument, Audited, Finding
 from backend_kwargs.fleet.racing import (
+    AuditDocument,
+    Audited,
     Auditor,
+    Finding,
     Target,
     Tuned,
+    as_json,
+    audit_document,
     bundle_target,
     by_key,
     consented,
+    judged,
     left_out,
     racing,
+    renewed,
     targets_of,
     tuned,
     units_of,
@@ -390,16 +395,16 @@ def audit(chosen: Chosen, outputs: Outputs, *, quick: bool, update: bool) -> Non
     audited, others, stopped = _audited(chosen, Effort(*(QUICK if quick else AT_LENGTH)))
     if all(each.why == WITHOUT for each in audited):
         raise _nothing(chosen)
-    found, heres = findings.judged(audited), [each.here for each in audited if each.here]
+    found, heres = judged(audited), [each.here for each in audited if each.here]
     _print(found, others)
-    document = findings.document_of(chosen.what, environment_of(*heres) if heres else machine(), found)
+    document = audit_document(chosen.what, environment_of(*heres) if heres else machine(), found)
     if outputs:
-        outputs.write(page_of(document), findings.as_json(document))
+        outputs.write(page_of(document), as_json(document))
     if update and chosen.catalogue:  # last: where the store may not be written, nothing else is lost
-        renewed = [findings.renewed(*each) for each in zip(audited, found, strict=True)]
-        kept = [each for each in renewed if each and chosen.catalogue.takes(each)]
+        anew = [renewed(*each) for each in zip(audited, found, strict=True)]
+        kept = [each for each in anew if each and chosen.catalogue.takes(each)]
         chosen.catalogue.add(*kept)
-        changed = sum(finding.failed and new is not None for finding, new in zip(found, renewed, strict=True))
+        changed = sum(finding.failed and new is not None for finding, new in zip(found, anew, strict=True))
         say(f"{len(kept)} stored in {chosen.catalogue.label!r} as new generations, {changed} with another winner.")
     if stopped:
         raise typer.Exit(INTERRUPTED)
@@ -601,16 +606,16 @@ def _finish(
     best = fastest(comparison)
     backend = backends[best.label] if best and not comparison.over_itself(best) else None
     print_comparison(comparison, best, backend, timed)
-    judged = None
+    verdict = None
     if gate:
-        judged = comparisons.judge(comparison, *gate)
-        say("", judged.text)
+        verdict = comparisons.judge(comparison, *gate)
+        say("", verdict.text)
     if outputs:
         paste = lines_to_paste(backend, timed) if backend else []
-        outputs.write(comparisons.document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
+        outputs.write(comparisons.document_of(comparison, file_of(title), paste, [verdict.text] if verdict else []))
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
-    if judged and not judged.passed:
+    if verdict and not verdict.passed:
         raise typer.Exit(BELOW)
 
 

@@ -14,8 +14,18 @@ from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision, PlaceRow
 from backend_kwargs.fleet.board import Unit, UnitDocument
 from backend_kwargs.fleet.board import name_of as unit_name
-from backend_kwargs.fleet.findings import Against, Audited, Finding, judged
-from backend_kwargs.fleet.racing import Auditor, Target, _threads, consented, said_of_places, units_of
+from backend_kwargs.fleet.racing import (
+    Against,
+    Audited,
+    Auditor,
+    Finding,
+    Target,
+    _threads,
+    consented,
+    judged,
+    said_of_places,
+    units_of,
+)
 from backend_kwargs.interval import Interval
 from backend_kwargs.registry import make_backend
 from tests.fleet.stores import Documents, written

@@ -13,7 +13,7 @@ import pytest
 from backend_kwargs.auto.audit import Contender, Measured
 from backend_kwargs.cli.measured import page_of, row_of
 from backend_kwargs.facts.decision import Decision, RaceRow
-from backend_kwargs.fleet.findings import AuditDocument, Audited, as_json, document_of, judged, renewed
+from backend_kwargs.fleet.racing import AuditDocument, Audited, as_json, audit_document, judged, renewed
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import to_json
 
@@ -254,7 +254,7 @@ def test_an_audit_is_data_and_a_page():
         audited(DEFAULT, failed, default=0.9e-3, fresh=["default"]),
         Audited("m", DECISION, HERE, why="no graph"),
     ]
-    document = document_of("decisions/", HERE, judged(several))
+    document = audit_document("decisions/", HERE, judged(several))
     assert msgspec.json.decode(as_json(document), type=AuditDocument) == document
     assert json.loads(as_json(document))["findings"][1]["verdict"] == "not audited"
     page = page_of(document)
@@ -278,7 +278,7 @@ def test_what_a_documents_maker_wrote_fits_the_schema():
         audited(own=failed, decision=decision),
         Audited(long, decision, HERE, why=long),
     ]
-    document = document_of(long, HERE, judged(several))
+    document = audit_document(long, HERE, judged(several))
     read = msgspec.json.decode(as_json(document), type=AuditDocument)
     assert [each.verdict for each in read.findings] == ["within noise", "fails", "not audited"]
     assert to_json(page_of(document))

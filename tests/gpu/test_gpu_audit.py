@@ -8,8 +8,7 @@ import backend_kwargs as bk
 from backend_kwargs.auto.audit import Effort
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import EAGER
-from backend_kwargs.fleet.findings import judged
-from backend_kwargs.fleet.racing import Auditor, Target, by_key
+from backend_kwargs.fleet.racing import Auditor, Target, by_key, judged
 
 
 def chain(x):
