@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cached_property, partial
 from inspect import signature
+from math import isinf
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
@@ -227,7 +228,8 @@ class Backend:
             if self._compiler.found_by_name()
             else shown(getattr(self._compiler, "compiler_fn", self.spec))
         )
-        return f"make_backend({target}{f', {options!r}' if options else ''})"
+        written = ", ".join(f"{name!r}: {_literal(value)}" for name, value in options.items())
+        return f"make_backend({target}{f', {{{written}}}' if options else ''})"
 
     def __reduce__(self) -> tuple[object, ...]:
         own = self._own_options()
@@ -400,6 +402,11 @@ def _imported(qualified: str) -> Any:
 
 def _restored(spec: str, options: Options) -> Backend:
     return find_backend(spec).bind("unpickled", options)
+
+
+def _literal(value: object) -> str:
+    """Return `repr(value)`, as Python reads it also if it is an infinite number."""
+    return f"float('{value}')" if isinstance(value, float) and isinf(value) else repr(value)
 
 
 def _pickles(value: object) -> bool:

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 import torch._dynamo.backends.registry
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from backend_kwargs import Backend, make_backend
@@ -65,6 +65,7 @@ def test_catalogue_gives_enough_to_draw():
 @contradictions_are_fine
 @of_any_backend
 @given(backends())
+@example(make_backend(f"{INDUCTOR}:auto", budget_s=float("inf")))
 def test_repr_makes_it_again(b):
     """Evaluating a backend's repr gives an equal backend."""
     assert eval(repr(b)) == b

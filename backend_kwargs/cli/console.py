@@ -164,7 +164,8 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
 
 def print_json(data: object) -> None:
     """Print data as JSON, with the repr of values that JSON cannot represent."""
-    written = json.dumps(data, indent=2, default=repr).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
+    data = json.loads(json.dumps(data, default=repr), parse_constant=str)  # JSON has no infinite number either
+    written = json.dumps(data, indent=2).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
     console().print(written, soft_wrap=True, markup=False)
 
 

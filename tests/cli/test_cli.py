@@ -177,6 +177,13 @@ def test_explain_json():
     ]
 
 
+def test_an_infinite_number_is_a_text_in_json():
+    """`explain --json` writes an infinite number as a text, since JSON has none."""
+    explained = run("explain", "tmpl-inductor:auto", "--option", "budget_s=inf", "--json").stdout
+    values = {row["option"]: row["value"] for row in json.loads(explained)["effects"]}
+    assert values == {"auto": True, "budget_s": "Infinity"}
+
+
 def test_explain_shows_the_environment():
     """Options of the environment variable are shown with their layer, converted by type."""
     explained = run("explain", "tmpl-inductor", "--json", BACKEND_KWARGS_OPTIONS='{"epilogue_fusion": "false"}')
