@@ -23,7 +23,9 @@ if real and not Path(real).with_name("real").exists():
     folder = tempfile.TemporaryDirectory(prefix="compiled-once-")
     atexit.register(folder.cleanup)
     Path(folder.name, "g++").symlink_to(LIST.with_name("compiled_once.sh"))
-    Path(folder.name, "real").symlink_to(real)
+    own = Path(folder.name, "real")  # a g++ that is ccache looks for the next one on the PATH
+    own.write_text(f'#!/bin/sh\nPATH=${{PATH#"{folder.name}:"}} exec "{real}" "$@"\n')
+    own.chmod(0o755)
     os.environ["PATH"] = f"{folder.name}:{os.environ['PATH']}"
 
 # A slow machine is no failure.

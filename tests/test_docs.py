@@ -35,8 +35,8 @@ def blocks(language: str, text: str = README) -> list[str]:
     "page",
     [
         pytest.param(page, id=page.name, marks=REQUIRED.get(page.name, ()))
-        for page in [ROOT / "README.md", *PAGES]
-        # tests/frameworks/ runs the snippets of frameworks.md, each with its package.
+        for page in PAGES
+        # tests/frameworks/ runs the snippets of frameworks.md, each with its package; test_declared_alone.py README's.
         if blocks("python", page.read_text(encoding="utf-8")) and page.name != "frameworks.md"
     ],
 )
