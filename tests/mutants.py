@@ -121,7 +121,7 @@ TESTS: Mapping[str, str] = {
     "*/auto/steps.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
     " auto/test_auto_head_to_head.py",
     "*/race.py": "auto/test_auto_race.py auto/test_auto_race_steps.py auto/test_auto_worth.py"
-    " auto/test_auto_head_to_head.py auto/test_auto_deadline.py auto/test_auto_traces.py auto/test_auto_precision.py"
+    " auto/test_auto_head_to_head.py auto/test_auto_traces.py auto/test_auto_precision.py"
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_compiling.py",
     "*/auto/compiling.py": "auto/test_auto_compiling.py",
     "*/inductor/lowered.py": "auto/test_auto_compiling.py",
@@ -131,7 +131,6 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_precision.py",
     "*/auto/budget.py": "auto/test_auto_race_steps.py auto/test_auto_compiling.py auto/test_auto_race.py",
     "*/sandbox.py": "auto/test_auto_sandbox.py auto/test_auto_traces.py auto/test_auto_race.py",
-    "*/deadline.py": "auto/test_auto_deadline.py",
     "*/question.py": "auto/test_auto_keys.py auto/test_auto_decide_steps.py auto/test_auto_decide.py",
     "*/process_memory.py": "auto/test_auto_decide_steps.py auto/test_auto_artifacts.py auto/test_auto_decide.py",
     "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_keys.py auto/test_auto_decide.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backend_kwargs.auto import deadline, decide, process_memory, ranks
+from backend_kwargs.auto import decide, process_memory, ranks
 from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor import cutlass
@@ -26,7 +26,6 @@ from backend_kwargs.files import opened_folder
 from backend_kwargs.harness.models import importable
 from backend_kwargs.precision import quantised
 from backend_kwargs.torch_internals import caches, inductor_config, relowering
-from backend_kwargs.torch_internals.choices import TIMERS, benchmarker
 from backend_kwargs.torch_internals.relowering import around_lowering
 from backend_kwargs.torch_internals.replacing import replaced
 from backend_kwargs.torch_internals.tensors import modes_restored
@@ -98,12 +97,6 @@ CONTEXTS = {
     ),
     "recording of CUDA graphs": (relowering.recording_nothing, nothing, wrappers),
     "notes of CUDA graphs": (relowering.noting_recordings, nothing, wrappers),
-    "deadline": (lambda: deadline.capped(0.0), nothing, deadline._ends.copy),
-    "timers of kernels": (
-        lambda: deadline.capped(0.0),
-        nothing,
-        lambda: [vars(benchmarker).get(name) for name in TIMERS],
-    ),
     "standard error": (quiet, nothing, standard_error),
     "warnings of torchao": (quantised.unhashed, nothing, lambda: [*warnings.filters]),
     "descriptor of a folder": (lambda: opened_folder("/"), nothing, descriptors),

@@ -4,7 +4,7 @@
 another rank (`ranks`), or that of a race. `race` says what is done; its `steps` compile candidates, check their results
 (`result_checks`) and time them in turn within a `budget`. `selection` says which is next: a step of `candidates` that
 can gain by `graph_stats`, or rewrites, in the `places` of the graph where they are faster by themselves. `sandbox`
-restores what candidates change in torch, and `deadline` ends their tuning.
+restores what candidates change in torch.
 
 A race runs inside the backend's call, where `example_inputs` are the real tensors. `compiling` traces the model once
 and lowers its graphs for each candidate. The winner is what was raced, or what the user's calls choose with CUDA graphs

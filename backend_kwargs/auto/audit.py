@@ -7,7 +7,6 @@ in turn: the number of rounds is fixed beforehand, since a test that stops when 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TypeAlias
 
 from backend_kwargs import trial
@@ -126,8 +125,7 @@ def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tel
     for label in sorted(wanted, key=lambda label: running.stats.random and label != DEFAULT):
         tell(f"compiling {label}")
         name, candidate = wanted[label]
-        make = partial(running.compiles.compile, candidate.options, candidate.compiler)
-        runner = eager if label == EAGER else prepared(running, eager, candidate, candidate.options, make)
+        runner = eager if label == EAGER else prepared(running, eager, candidate)
         row = runner.row if runner else running.rows[-1]
         if runner:
             calls[label] = runner.call

@@ -1,4 +1,4 @@
-"""The budget of a race: how much time is left, and what rows say when it has ended."""
+"""The budget of a race: how much time is left."""
 
 import time
 from collections.abc import Iterator
@@ -6,24 +6,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LONGEST_CHECKS_S = 120.0  # of all that default's check needs, which do not count; more of it does
-LEAST_CALLS = 4  # of one comparison of two candidates
-LATE_S = 1.0  # what takes no longer is timed although the budget is spent
-GRACE = 1.1  # times the budget: a candidate compiled just before the end is still timed
 
 
 @dataclass
 class Budget:
     """`seconds` for a race that `started` at a time of `time.perf_counter`; a call in eager takes `call_s`.
 
-    They are what is added to the compile that serves, which took `served_s`.
+    They are what is added to the compile that serves: `free_s` do not count, nor do `checks_s` more of what decides
+    whether default is right, which no budget may.
     """
 
     seconds: float
     started: float
     call_s: float
-    checked_s: float = 0.0  # of what decides whether default is right, which no budget may
-    checks_since: float | None = None
-    served_s: float = 0.0
+    free_s: float = 0.0
+    checks_s: float = LONGEST_CHECKS_S
+    checking: bool = False
 
     @contextmanager
     def serving(self) -> Iterator[None]:
@@ -32,27 +30,18 @@ class Budget:
         try:
             yield
         finally:
-            self.served_s += time.perf_counter() - began
+            self.free_s += time.perf_counter() - began
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Do not count the time of what is done within, up to two minutes of a race, and allow what fits into these."""
-        self.checks_since = time.perf_counter()
+        before_s, self.checking = self.free_s, True
         try:
-            yield
+            with self.serving():
+                yield
         finally:
-            self.checked_s += time.perf_counter() - self.checks_since
-            self.checks_since = None
-
-    @property
-    def free_s(self) -> float:
-        """The seconds up to now that do not count."""
-        return self.served_s + self._checks_s
-
-    @property
-    def _checks_s(self) -> float:
-        now_s = 0.0 if self.checks_since is None else time.perf_counter() - self.checks_since
-        return min(self.checked_s + now_s, LONGEST_CHECKS_S)
+            took_s = min(self.free_s - before_s, self.checks_s)
+            self.free_s, self.checks_s, self.checking = before_s + took_s, self.checks_s - took_s, False
 
     @property
     def counted_s(self) -> float:
@@ -71,25 +60,10 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, so that no more is compiled or measured."""
+        """Whether the budget is spent, so that no more is compiled; what was is still timed, by a few calls."""
         return self.left_s <= 0
-
-    @property
-    def may_time(self) -> bool:
-        """Whether there is time for the fewest calls that can tell two candidates apart."""
-        return GRACE * self.seconds + self.free_s - self.spent_s > LEAST_CALLS * self.call_s
-
-    @property
-    def may_time_late(self) -> bool:
-        """Whether the fewest calls fit into the time that is allowed beyond the budget: a second, or a tenth of it."""
-        return LEAST_CALLS * self.call_s <= max((GRACE - 1) * self.seconds, LATE_S)
-
-    @property
-    def ends(self) -> float:
-        """The end, as a time of `time.perf_counter`."""
-        return self.started + self.seconds + self.free_s
 
     def allows(self, calls: float) -> bool:
         """Return whether so many calls in eager fit into what is left, or into what default's check may take."""
-        free_s = 0.0 if self.checks_since is None else LONGEST_CHECKS_S - self._checks_s
-        return calls * self.call_s <= free_s + self.left_s
+        left_s = self.seconds + self.free_s - self.spent_s + (self.checks_s if self.checking else 0.0)
+        return calls * self.call_s <= max(left_s, 0.0)

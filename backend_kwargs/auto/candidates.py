@@ -135,7 +135,7 @@ STEPS: tuple[RaceCandidate, ...] = (
     _full("mix_order_reductions", MIXED, _on_gpu("reductions"), costs=ONCE),
     _full("two_pass_softmax", {"online_softmax": False}, _on_gpu("softmaxes"), costs=ONCE),
     # Inductor pads by default if its own timing of the product alone favours it, and often it decides against it.
-    _full("padded", {"force_shape_pad": True}, _on_gpu("unaligned")),
+    _full("padded", {"force_shape_pad": True}, _on_gpu("gemms")),
     _full("eager_numerics", ROUNDED, _on_gpu("fused"), costs=ONCE),
     _full("combo_kernels", COMBINED, lambda stats: stats.gpu and stats.ops > 8, costs=Costs(1.5), complexity=2),
     _full("coordinate_descent", TUNED, _on_gpu("fused"), costs=TUNES, complexity=2),
@@ -174,7 +174,7 @@ def candidates_for(
     if named is None:
         known = stats
         if stats.opaque and stats.gpu:  # some of each operator, since not all were counted
-            known = replace(stats, ops=stats.ops + 9, gemms=1, unaligned=1, reductions=1, softmaxes=1)
+            known = replace(stats, ops=stats.ops + 9, gemms=1, reductions=1, softmaxes=1)
         fitting = [step for step in STEPS if step.can_gain(known)]
         steps = [step for step in fitting if effort in ("full", step.effort)]
         others = installed() if effort == "full" and not stats.gpu else ()

@@ -22,7 +22,7 @@ from backend_kwargs.options.option import Options
 from backend_kwargs.rewrites.table import find_rewrite, name_of
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import record_artifacts
-from backend_kwargs.torch_internals.dynamo import TracingApart, compile_id, compiling_as
+from backend_kwargs.torch_internals.dynamo import compile_id, compiling_as
 from backend_kwargs.trial.trees import tensors_of
 
 # Options that Inductor reads only when it lowers a graph, and later; test_auto_compiling compares the graphs before.
@@ -74,7 +74,6 @@ class Candidate:
     version: Version | None = None
     whole: Version | None = None
     artifacts: list[Any] = field(default_factory=list)
-    context: TracingApart | None = None  # of one that is compiled by itself, if it may be kept
     serving: Compiled | None = None  # what serves once its version is kept
 
     @property
@@ -116,22 +115,6 @@ class Compiles:
         if self.may_share(options) and lowered.shareable:
             self.traces.append(lowered)
 
-    def compile_to_keep(self, options: Options, compiler: str = "") -> Candidate:
-        """Return a candidate as `compile` does, in a context of its own, so that it may be kept however it is compiled.
-
-        Not with CUDA graphs, which it would record in the trees of a race, or in a lower precision, whose error is
-        measured again without a race.
-        """
-        on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in self.request.example_inputs)
-        alone = "precision" in options or self.request.graph.compile_fx is not None
-        if compiler or alone or on_gpu or self.may_share(options):
-            return self.compile(options, compiler)
-        context = TracingApart()
-        with context.entered():
-            made = self.compile(options)
-        made.context = context
-        return made
-
     def other(self, candidate: Candidate) -> Candidate:
         """Return the same code with CUDA graphs if the candidate has none, otherwise without."""
         assert candidate.lowered is not None
@@ -143,10 +126,8 @@ class Compiles:
     def kept(self, candidate: Candidate) -> Compiled | None:
         """Return the candidate as the result of the compile, after the race; None if it must be compiled again."""
         lowered, version = candidate.lowered, candidate.version
-        if not self._adopt(candidate):
+        if lowered is None or version is None or not self._adopt(candidate):
             return None
-        if lowered is None or version is None:
-            return candidate.compiled
         version.record_again()
         lowered.keep(version)
         return candidate.serving
@@ -225,12 +206,12 @@ class Compiles:
 
     def _adopt(self, candidate: Candidate) -> bool:
         """Make a candidate's context that of dynamo's trace; return False where it cannot outlast the race."""
-        context = candidate.lowered.context if candidate.lowered else candidate.context
+        lowered = candidate.lowered
         # Sizes that are symbols any candidate may have guarded.
         dynamic = any(isinstance(value, torch.SymInt) for value in self.request.example_inputs)
-        if context is None or context.changed or dynamic:
+        if lowered is None or lowered.context.changed or dynamic:
             return False
-        context.adopt()
+        lowered.context.adopt()
         record_artifacts(candidate.artifacts)
         return True
 

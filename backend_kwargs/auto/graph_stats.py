@@ -14,8 +14,7 @@ from backend_kwargs.torch_internals.replacing import undone
 from backend_kwargs.torch_internals.tensors import OperatorMode
 from backend_kwargs.trial.trees import tensors_of
 
-PADDED = frozenset({"mm", "addmm", "bmm", "baddbmm"})  # the operators that force_shape_pad can pad
-GEMMS = PADDED | {"_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"}
+GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_int_mm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"})
 CONVOLUTIONS = ("convolution", "cudnn_conv")
 TANH_GELU, GROUPED = "gelu of tanh", "convolution in groups"  # among the names of operators
 OF_TORCH = ("aten", "prims")  # namespaces of operators
@@ -27,17 +26,15 @@ ATTENTIONS = ("scaled_dot_product", "flex_attention")
 class GraphStats:
     """One graph on one device: `ops` counts the operators run in eager, bytes are of unique inputs and of outputs.
 
-    `unaligned` counts the GEMMs whose rows do not begin at multiples of 16 bytes, `layouts` the different layouts of
-    GEMMs, convolutions and attentions. `names` are those of the operators, and of some kinds of them. `opaque` graphs
-    contain operators that cannot be counted. `frozen` counts the parameters that become constants, since the caller set
-    `freezing`. `custom` graphs contain operators that are not torch's. `flops` are those of products, convolutions and
-    attention.
+    `layouts` counts the different layouts of GEMMs, convolutions and attentions. `names` are those of the operators,
+    and of some kinds of them. `opaque` graphs contain operators that cannot be counted. `frozen` counts the parameters
+    that become constants, since the caller set `freezing`. `custom` graphs contain operators that are not torch's.
+    `flops` are those of products, convolutions and attention.
     """
 
     device: str
     ops: int
     gemms: int
-    unaligned: int
     convolutions: int
     reductions: int
     softmaxes: int
@@ -86,7 +83,6 @@ class _Counting(OperatorMode):  # type: ignore[no-untyped-call]
         self.tags: Counter[torch.Tag] = Counter()
         self.opaque = False
         self.custom = False
-        self.unaligned = 0
         self.layouts: set[str] = set()
         self.kinds: set[str] = set()
         self.flops = 0.0
@@ -117,7 +113,6 @@ class _Counting(OperatorMode):  # type: ignore[no-untyped-call]
         if _is_product(name := packet.__name__):
             operands = tensors_of((args, kwargs))
             self.layouts.add(f"{name}{[(tuple(t.shape), t.stride(), t.dtype) for t in operands]}")
-            self.unaligned += name in PADDED and any(map(_is_unaligned, (*args, result)))
         return result
 
 
@@ -135,7 +130,6 @@ def observed_stats(run: Callable[[], object], **known: Any) -> GraphStats:
     return GraphStats(
         ops=sum(names.values()),
         gemms=count(lambda name: name in GEMMS),
-        unaligned=counting.unaligned,
         convolutions=count(lambda name: name.startswith(CONVOLUTIONS)),
         reductions=counting.tags[torch.Tag.reduction] + count(lambda name: any(part in name for part in NORMS)),
         softmaxes=count(lambda name: "softmax" in name),
@@ -158,11 +152,3 @@ def calls_a_library(func: Any) -> bool:
 
 def _is_product(name: str) -> bool:
     return name in GEMMS or name.startswith(CONVOLUTIONS) or any(part in name for part in ATTENTIONS)
-
-
-def _is_unaligned(operand: object) -> bool:
-    """Return whether rows (or columns, if these are contiguous) do not begin at multiples of 16 bytes."""
-    if not isinstance(operand, torch.Tensor) or operand.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return False
-    sizes = zip(operand.shape[-2:], operand.stride()[-2:], strict=True)
-    return any(size > 1 and stride > 1 and stride * operand.itemsize % 16 for size, stride in sizes)

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 
@@ -14,7 +14,6 @@ from backend_kwargs.auto.alternating import AS_RACED, WITH, WITHOUT, Ways
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import SLACK, WITH_GRAPHS, RaceCandidate, records, toggled
 from backend_kwargs.auto.compiling import Candidate, Compiles
-from backend_kwargs.auto.deadline import capped_backward
 from backend_kwargs.auto.graph_stats import GraphStats, calls_a_library
 from backend_kwargs.auto.places import LEAST_SHARE, Standing, rewritten_alone, standing, why_not_made, why_unlike_alone
 from backend_kwargs.auto.question import Request
@@ -29,7 +28,6 @@ from backend_kwargs.facts import Compiled
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, PlaceRow, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph, recomputes
-from backend_kwargs.options.option import Options
 from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.dynamo import RESTARTS, guard_count, is_tracing, without_context
@@ -87,12 +85,16 @@ def checked(request: Request, decision: Decision) -> tuple[str, Compiled | None]
 
     What was compiled is returned too, if it can outlast this.
     """
-    dynamo_s = dynamo_seconds()
+    candidate = RaceCandidate(decision.winner, decision.options, compiler=decision.compiler)
     with sandboxed(request.gm, collects=False) as sandbox:
-        running = begun(request, sandbox, dynamo_s=dynamo_s)
-        winner = winner_of(running, decision)
-    if not winner.runs:
-        return f"{winner.row.status}: {winner.row.reason}", None
+        running = begun(request, sandbox)
+        eager = in_eager(running)
+        if running.checks.random:  # what it draws is compared with what default draws
+            against(running, eager, running.default)
+        running.codes.clear()
+        winner = prepared(running, eager, candidate)
+    if winner is None:
+        return f"{running.rows[-1].status}: {running.rows[-1].reason}", None
     return "", running.compiles.kept(winner.made) if request.keeps and winner.made else None
 
 
@@ -121,7 +123,7 @@ def begun(
     started = time.perf_counter()
     # A copy: running a graph changes AOTAutograd's key for it, by which the next process finds the winner.
     try:
-        task = Task.of(copy_of_graph(request.gm), request.example_inputs, sandbox.begin, capped_backward)
+        task = Task.of(copy_of_graph(request.gm), request.example_inputs, sandbox.begin)
     except trial.DrawsError as error:
         raise NotRaceableError(str(error)) from None
     sandbox.keep_generators(task)
@@ -159,7 +161,7 @@ def whole_graph(race: RaceState) -> Runner:
     if race.places_first:
         judge(race, race.traced)
         judge(race, race.lowered_alone)
-    elif race.large:
+    else:
         judge(race, race.large)
     best = against(race, eager, race.first)
     if doubt := doubt_of(race, best):
@@ -173,7 +175,7 @@ def whole_graph(race: RaceState) -> Runner:
         race.tell(candidate.name, 1 - (len(left) + 1) / (count + 1))
         best = against(race, best, candidate)
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
-    if is_slower(best, eager) and not race.budget.over and not beats(race, best, eager):
+    if is_slower(best, eager) and not beats(race, best, eager):
         best = eager
     if not best.runs:
         raise RuntimeError(f"no candidate runs: {best.row.name}: {best.row.reason}")
@@ -185,57 +187,50 @@ def against(race: RaceState, best: Runner, candidate: RaceCandidate, *, free: bo
 
     Where it was compiled for CUDA graphs, it is raced with them and without, unless they are known to help.
     """
-    options = race.options(candidate, best)
-    make = partial(race.compiles.compile, options, candidate.compiler)
-    challenger = prepared(race, best, candidate, options, make, free=free)
-    best = met(race, best, challenger, always=free)
-    made, options = challenger and challenger.made, toggled(options)
-    if made and made.has_other and (step := race.other(candidate, options, best)):
-        challenger = prepared(race, best, step, options, partial(race.compiles.other, made))
-        best = met(race, best, challenger, late=True)
+    candidate = replace(candidate, options=race.options(candidate, best))
+    challenger = prepared(race, best, candidate, free=free)
+    best = met(race, best, challenger)
+    made = challenger and challenger.made
+    if made and made.has_other and (step := race.other(candidate, best)):
+        best = met(race, best, prepared(race, best, step, made))
     return best
 
 
 def prepared(
-    race: RaceState,
-    best: Runner,
-    candidate: RaceCandidate,
-    options: Options,
-    make: Callable[[], Candidate],
-    *,
-    free: bool = False,
+    race: RaceState, best: Runner, candidate: RaceCandidate, code: Candidate | None = None, *, free: bool = False
 ) -> Runner | None:
-    """Compile a candidate by `make`, and check it; return None if it fails, or if it has another one's code.
+    """Compile a candidate, and check it; return None if it fails, or if it has another one's code.
 
-    The first compile has to serve, and is always `free` of the budget.
+    Given compiled `code`, it is that with CUDA graphs where that has none, or the reverse. The first compile has to
+    serve, and is always `free` of the budget.
     """
-    first = not race.default_s
-    row = RaceRow(candidate.name, options, compiler=candidate.compiler)
+    compiles, first = race.compiles, not race.default_s
+    make = partial(compiles.other, code) if code else partial(compiles.compile, candidate.options, candidate.compiler)
+    row = RaceRow(candidate.name, candidate.options, compiler=candidate.compiler)
     row.predicted_s, row.began_s = None if first else race.predicted_s(candidate), race.budget.spent_s
     runner = Runner(candidate, row)
     compile_candidate(race, runner, make, free=first or free)
     if runner.made:
-        check_results(race, runner, free=first or free)
+        check_results(race, runner)
     race.default_s = race.default_s or row.compile_s
     if runner.runs and runner.code and (same := race.codes.setdefault(runner.code, row.name)) != row.name:
         row.status, row.reason = "same code", f"as {same}"
     if runner.runs:
         return runner
-    if row.error is not None and row.status == "fail_accuracy" and race.budget.may_time:
+    if row.error is not None and row.status == "fail_accuracy":
         time_in_turn(race, runner, best)  # never chosen, and worth knowing when the bound is reconsidered
     race.rows.append(row)
     logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)
     return None
 
 
-def met(
-    race: RaceState, best: Runner, challenger: Runner | None, *, late: bool = False, always: bool = False
-) -> Runner:
+def met(race: RaceState, best: Runner, challenger: Runner | None) -> Runner:
     """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins."""
     if challenger is None:
         return best
-    first = race.is_first(best)
-    wins = beats(race, challenger, best, late=late, always=always)
+    # Nothing compiled has been compared yet: Inductor's best is then what is compared now.
+    first = best.candidate.name == EAGER and race.best_row is None
+    wins = beats(race, challenger, best)
     if wins:
         challenger.row.led_s = race.budget.spent_s
     # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
@@ -246,17 +241,9 @@ def met(
     return challenger if wins else best
 
 
-def beats(race: RaceState, challenger: Runner, best: Runner, *, late: bool = False, always: bool = False) -> bool:
-    """Time two candidates, and return whether the challenger wins.
-
-    If `late`, the end of the budget does not keep a few calls of both from being timed, if these are short.
-    """
+def beats(race: RaceState, challenger: Runner, best: Runner) -> bool:
+    """Time two candidates, by a few calls also after the budget, and return whether the challenger wins."""
     race.note(best.row, challenger.row)
-    if not (always or race.budget.may_time):
-        # To compile default can take all of the budget; a few calls then show what is faster of what is there.
-        first = race.is_first(best)
-        if not ((first or late) and race.budget.may_time_late):
-            return first
     time_in_turn(race, challenger, best)
     both = challenger.runs and best.runs
     return better(challenger, best, race.request.settings.objective) if both else challenger.runs
@@ -264,7 +251,7 @@ def beats(race: RaceState, challenger: Runner, best: Runner, *, late: bool = Fal
 
 def in_eager(race: RaceState) -> Runner:
     """Run the graph in eager again, and in higher precision; raise NotRaceableError if it cannot be raced."""
-    if race.stats.random and recomputes(race.request.gm):
+    if race.checks.random and recomputes(race.request.gm):
         raise NotRaceableError("activation checkpointing with random operators is not reproducible in eager")
     eager = Runner(RaceCandidate(EAGER), RaceRow(EAGER), made=Candidate(Compiled(race.task.copy()), {}))
     with race.budget.uncounted():
@@ -278,39 +265,14 @@ def in_eager(race: RaceState) -> Runner:
     return eager
 
 
-def winner_of(race: RaceState, decision: Decision) -> Runner:
-    """Check the results of another race's winner, without timing it.
-
-    Only where they are not near those of one run of eager is more found out: whether eager's own differ, and which
-    errors are rounding errors.
-    """
-    winner = RaceCandidate(decision.winner, decision.options, compiler=decision.compiler)
-    make = cache(partial(race.compiles.compile_to_keep, decision.options, decision.compiler))
-    if not race.checks.random:  # else the reference is what default draws
-        runner = Runner(winner, RaceRow(winner.name, winner.options, compiler=winner.compiler))
-        compile_candidate(race, runner, make, free=True)
-        if runner.made:
-            check_results(race, runner, near=True, free=True)
-        if runner.runs:
-            return runner
-    eager = in_eager(race)
-    if race.checks.random:
-        against(race, eager, race.default)
-    race.codes.clear()
-    checked = prepared(race, eager, winner, winner.options, make)
-    return checked or Runner(winner, race.rows[-1])
-
-
 def place_alone(race: RaceState, place: Place) -> Verdict:
     """Return the verdict on a place whose graph this is: default is timed against the rewrite."""
-    if race.stats.random:
+    if race.checks.random:
         return Verdict(why="it draws random numbers")
     eager = in_eager(race)
     runners = []
     for name, options in ((DEFAULT, {}), (place.rewrite, {"rewrites": [place.rewrite]})):
-        make = partial(race.compiles.compile, options)
-        runner = prepared(race, eager, RaceCandidate(name, options), options, make)
-        if runner is None:
+        if (runner := prepared(race, eager, RaceCandidate(name, options))) is None:
             return Verdict(why=f"{name}: {race.rows[-1].status}: {race.rows[-1].reason}")
         runners.append(runner)
     return timed_alone(race, [each.call for each in runners])
@@ -336,9 +298,7 @@ def judge(race: RaceState, places: Sequence[Place]) -> None:
             found[each.place] = Verdict(why=f"{each.share:.1%} of a call", is_little=True)
             continue
         began = time.perf_counter()
-        # A timing at one size tells nothing where a size varies.
-        varies = any(isinstance(given, torch.SymInt) for given in each.fused.example_inputs)
-        if varies or began + longest_s > ends:
+        if began + longest_s > ends:
             continue
         race.tell(str(each.place), 0.0)
         verdict = found[each.place] = verdict_of(race.request, race.sandbox, each)
@@ -362,12 +322,8 @@ def of_libraries(race: RaceState, place: Place) -> Verdict | None:
 def timed_alone(race: RaceState, calls: Sequence[Callable[[], object]]) -> Verdict:
     """Return the verdict on two calls, timed in turn: by their kernels on a GPU, where CUDA graphs launch them."""
     with modes_restored():
-        if race.device.type == "cuda":
-            rounds = [[trial.device_seconds(each, race.device) for each in calls] for _ in range(PLACE_ROUNDS)]
-            default, rewritten = map(list, zip(*rounds, strict=True))
-        else:
-            named = dict(zip(("default", "rewritten"), calls, strict=True))
-            default, rewritten = trial.interleave(named, rounds=2 * PLACE_ROUNDS, device=race.device).values()
+        rounds = [[trial.device_seconds(each, race.device) for each in calls] for _ in range(PLACE_ROUNDS)]
+        default, rewritten = map(list, zip(*rounds, strict=True))
     # The least seconds of a call: all that it multiplies at the GPU's peak, or each byte once; 0 if not known.
     stats, limit_s = race.stats, 0.0
     dtype = next((each.dtype for each in trial.tensors_of(race.task.inputs.values) if each.is_floating_point()), None)
@@ -419,10 +375,9 @@ def _result(race: RaceState, best: Runner) -> RaceResult:
     found.update({place: replace(found[place], confirmed=True) for place in places})
     if race.request.verdicts:
         race.request.verdicts.put({place: found[place] for place in places})
-    untimed = [row for row in race.rows if row.status == "pass" and row.seconds is None]
-    for row in untimed:
-        row.reason = "the budget ended before it was timed" if len(untimed) > 1 else "nothing to time it against"
-    cut = len(untimed) > 1 or any(row.left for row in race.rows)
+    if best.row.seconds is None:
+        best.row.reason = "nothing to time it against"
+    cut = any(row.left for row in race.rows)
     figures = race.stats, race.budget.spent_s, cut, None, race.dynamo_s, race.budget.counted_s
     return RaceResult(best.row, tuple(race.rows), *figures, race.place_rows)
 

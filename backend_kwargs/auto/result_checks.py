@@ -1,6 +1,6 @@
 """The checks of a candidate's results: against eager's, a reference in higher precision, or the user's bound."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -23,7 +23,6 @@ LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up 
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
 SLOWER_IN_PRECISION = 10
 RUN = 40  # calls of eager that one such run takes
-NO_OTHERS: Sequence[Mapping[str, trial.Errors]] = [{}]  # roundings that explain nothing
 
 
 @dataclass
@@ -44,8 +43,6 @@ class ResultChecks:
 
     def compute_reference(self) -> None:
         """Run the graph in higher precision, if time and memory allow it."""
-        if self.reference is not None:
-            return
         on_gpu = self.device.type == "cuda"
         largest = torch.cuda.mem_get_info(self.device)[0] / REFERENCES if on_gpu else LARGEST_REFERENCE
         if self.task.inputs.aliased:  # the reference converts each tensor by itself, which separates them
@@ -79,21 +76,6 @@ class ResultChecks:
             return in_float64(self.task)
         except Exception as error:  # noqa: BLE001 - a kernel without float64, or no memory left
             return error_text(error)
-
-    def of_near(self, seen: Results) -> Accuracy:
-        """Check whether a candidate's results pass without a doubt: no second run of eager could refuse them.
-
-        They do within the tolerance, for which no reference is computed. Else one is, and eager's rounding errors are
-        those of its first run alone.
-        """
-        assert self.expected is not None
-        how: Options = {"training": self.task.training, "tol": self.tolerance}
-        accuracy = trial.check_all(seen, self.expected, closely=True, **how)
-        if not accuracy.passed:
-            self.compute_reference()
-        if accuracy.passed or self.reference is None:
-            return accuracy
-        return trial.check_all(seen, self.expected, self.reference, roundings=NO_OTHERS, **how)
 
     def of_results(self, seen: Results) -> Accuracy:
         """Check what a candidate has returned and changed."""

@@ -16,7 +16,6 @@ from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
     DEFAULT_AND_GRAPHS,
     GRAPHS_COMPLEXITY,
-    ONCE,
     PERSISTENT_REDUCTIONS,
     UNFROZEN,
     WITH_GRAPHS,
@@ -28,6 +27,7 @@ from backend_kwargs.auto.candidates import (
     precision_candidates,
     records,
     rewriting,
+    toggled,
     why_not_raced,
 )
 from backend_kwargs.auto.compiling import Candidate, Compiles
@@ -150,10 +150,6 @@ class RaceState:
         """List rows, each once."""
         self.rows += [row for row in rows if not any(row is each for each in self.rows)]
 
-    def is_first(self, champion: Runner) -> bool:
-        """Return whether nothing compiled has been compared yet: Inductor's best is then what is compared now."""
-        return champion.candidate.name == EAGER and self.best_row is None
-
     @property
     def named(self) -> bool:
         """Whether the user has named the candidates: all of them are raced, in this order."""
@@ -175,11 +171,12 @@ class RaceState:
         shared = self.may_have_graphs and self.compiles.may_share(CUDAGRAPHS)
         return DEFAULT_AND_GRAPHS if shared else RaceCandidate(DEFAULT, over=False, complexity=0)
 
-    def other(self, candidate: RaceCandidate, options: Options, champion: Runner) -> RaceCandidate | None:
-        """Return the step for a candidate's code under toggled `options`, with CUDA graphs or without.
+    def other(self, candidate: RaceCandidate, champion: Runner) -> RaceCandidate | None:
+        """Return the step for a candidate's code with CUDA graphs where it has none, or without.
 
         None if it is not worth its time: once CUDA graphs won, code is raced with them.
         """
+        options = toggled(candidate.options)
         raced = any(row.options == options for row in self.rows if row.status != "skipped")
         if champion.replayed or raced or not self.may_have_graphs:
             return None
@@ -278,21 +275,11 @@ class RaceState:
     @property
     def place_rows(self) -> tuple[PlaceRow, ...]:
         """The places that were raced by themselves, the dearest first."""
-        rows = (
-            PlaceRow(
-                str(place),
-                place.what,
-                place.count,
-                it.default_s,
-                it.rewritten_s,
-                it.speedup,
-                it.limit_s,
-                it.why,
-                it.confirmed,
-            )
-            for place, it in self.verdicts.items()
-            if not it.is_little
-        )
+        rows = list[PlaceRow]()
+        for place, it in self.verdicts.items():
+            if not it.is_little:
+                figures = it.default_s, it.rewritten_s, it.speedup, it.limit_s, it.why, it.confirmed
+                rows.append(PlaceRow(str(place), place.what, place.count, *figures))
         return tuple(sorted(rows, key=lambda row: -row.count * row.default_s))
 
     @property
@@ -302,28 +289,23 @@ class RaceState:
 
     @property
     def rewriting(self) -> list[RaceCandidate]:
-        """The rewrites to race in the whole graph: what has won by itself since, what has no verdict; in full, all."""
-        chosen = [*map(str, self.chosen)]
-        tried = any({*chosen} <= {*row.options.get("rewrites", ())} for row in self.rows)
-        won = [replace(placed(chosen, {}), over=True, complexity=1, costs=ONCE)] if chosen and not tried else []
+        """The rewrites to race in the whole graph: those of places without a verdict; in full, all."""
         matching, settled = [*self.traced, *self.lowered], set[Place]()
         if self.request.settings.effort != "full":  # these need no race in the whole graph
             settled = {*self.chosen, *(place for place, it in self.verdicts.items() if it.speedup or it.is_little)}
-        whole = bool(self.compiles.lowered) or not self.stats.training
-        return won + [
-            rewriting(name, map(str, left) if whole or find_rewrite(name).traced else ())
+        return [
+            rewriting(name, map(str, left))
             for name in self.request.rewrites
             if (left := [place for place in matching if place.rewrite == name and place not in settled])
         ]
 
-    @cached_property
+    @property
     def offered(self) -> list[RaceCandidate]:
         """What other machines, or other releases of torch, have decided for this graph, as it was chosen there."""
-        found: dict[str, RaceCandidate] = {}
-        for each in self.request.offered:
-            candidate = RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
-            found.setdefault(repr((each.compiler, sorted(each.options.items()))), candidate)
-        return [*found.values()]
+        return [
+            RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
+            for each in self.request.offered
+        ]
 
     # ---- one candidate
 

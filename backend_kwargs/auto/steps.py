@@ -3,7 +3,6 @@
 Two candidates are timed in turn until it is clear which is faster, and judged by time and complexity, or by memory.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -12,7 +11,6 @@ from typing import Any
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import SLACK
 from backend_kwargs.auto.compiling import Candidate
-from backend_kwargs.auto.deadline import OutOfTime, capped
 from backend_kwargs.auto.sandbox import own_libdevice
 from backend_kwargs.auto.selection import MARGIN, RaceState, Runner
 from backend_kwargs.backends.generated_code import comparable, compiled_graphs, rewrites_made
@@ -36,17 +34,14 @@ LITTLE = 1 << 20  # bytes by which peaks of one callable differ between runs
 
 
 @contextmanager
-def _noting(race: RaceState, runner: Runner, *, free: bool) -> Iterator[None]:
-    """Do a step with a runner, whose row says what failed; if it is `free`, the budget's end does not interrupt it."""
-    row, ends, noted = runner.row, math.inf if free else race.budget.ends, list[Any]()
+def _noting(runner: Runner) -> Iterator[None]:
+    """Do a step with a runner, whose row says what failed."""
+    row, noted = runner.row, list[Any]()
     try:
-        with own_libdevice(), modes_restored(), capped(ends), artifacts_noted() as noted, get_metrics_context():
+        with own_libdevice(), modes_restored(), artifacts_noted() as noted, get_metrics_context():
             yield
     except RESTARTS:
         raise
-    except OutOfTime:
-        why = f"its tuning was interrupted when the budget of {race.budget.seconds:g} s ended"
-        row.status, row.reason = "timeout", why
     except Exception as error:
         if row.name == EAGER:  # a candidate may fail in any way, without harm to the others
             raise
@@ -59,23 +54,22 @@ def _noting(race: RaceState, runner: Runner, *, free: bool) -> Iterator[None]:
 def compile_candidate(race: RaceState, runner: Runner, make: Callable[[], Candidate], *, free: bool) -> None:
     """Compile the runner's candidate by `make`; if this is `free`, it does not count against the budget."""
     began = time.perf_counter()
-    with _noting(race, runner, free=free), race.budget.serving() if free else nullcontext():
+    with _noting(runner), race.budget.serving() if free else nullcontext():
         runner.made = make()
     runner.row.compile_s += time.perf_counter() - began
 
 
-def check_results(race: RaceState, runner: Runner, *, near: bool = False, free: bool = False) -> None:
+def check_results(race: RaceState, runner: Runner) -> None:
     """Check the results of a candidate, and the inputs that it changes; its row says what is wrong with them.
 
-    If it is `near`, they are compared with the first run of eager alone. The runner also gets its call, which is timed,
-    and its code, which identifies it.
+    The runner also gets its call, which is timed, and its code, which identifies it.
     """
     began, row = time.perf_counter(), runner.row
     assert runner.made is not None
     fn, facts = runner.made.compiled.call, runner.made.compiled.facts
-    with _noting(race, runner, free=free):
+    with _noting(runner):
         runner.call = race.caller(fn)
-        accuracy = _accuracy(race, row, fn, near=near)
+        accuracy = _accuracy(race, row, fn)
         if not accuracy.passed:
             row.status, row.reason = accuracy.status, accuracy.reason
         elif row.compiler and (why := left_to_eager(facts.parts)):
@@ -92,7 +86,7 @@ def check_results(race: RaceState, runner: Runner, *, near: bool = False, free: 
         row.compile_s += time.perf_counter() - began
 
 
-def _accuracy(race: RaceState, row: RaceRow, fn: Call, *, near: bool) -> trial.Accuracy:
+def _accuracy(race: RaceState, row: RaceRow, fn: Call) -> trial.Accuracy:
     checks, budget, began = race.checks, race.budget, time.perf_counter()
     seen = race.task.observe(fn)
     if row.name == EAGER:
@@ -104,8 +98,6 @@ def _accuracy(race: RaceState, row: RaceRow, fn: Call, *, near: bool) -> trial.A
         seen = race.task.observe(fn)
     if "precision" in row.options:  # the error is noted in the row
         return checks.of_error(seen, row)
-    if near:
-        return checks.of_near(seen)
     if race.default_s and not checks.awaits_draws:
         return checks.of_results(seen)
     with budget.uncounted():
@@ -118,7 +110,7 @@ def _accuracy(race: RaceState, row: RaceRow, fn: Call, *, near: bool) -> trial.A
 def time_in_turn(race: RaceState, runner: Runner, champion: Runner) -> None:
     """Time a runner and the champion in turn, and note it in their rows; that of one which raises says so."""
     began, failed = time.perf_counter(), dict[str, Exception]()
-    with _noting(race, runner, free=True):
+    with _noting(runner):
         samples = interleaved(race, runner, champion, failed.__setitem__)
         for each, name in ((champion, "champion"), (runner, "challenger")):
             if name in failed:

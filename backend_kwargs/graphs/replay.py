@@ -92,8 +92,6 @@ def _draws_backward(gm: GraphModule) -> bool:
 
 # ---- calls that are repeated
 
-Around = Callable[[Sequence[torch.Tensor]], AbstractContextManager[object]]
-
 
 class ChangedInputError(RuntimeError):
     """A candidate has written to an input that eager only reads."""
@@ -248,23 +246,16 @@ def _copied_with_views(value: torch.Tensor, copies: dict[int, torch.Tensor]) -> 
 class Task:
     """What each candidate does: forward, and backward if the graph is differentiated, on inputs of its own.
 
-    `begin` is called before each call, in place of dynamo's; a backward pass runs in `backward(outputs)`.
+    `begin` is called before each call, in place of dynamo's.
     """
 
     gm: GraphModule
     inputs: Inputs
     training: bool
     begin: Callable[[], None] = lambda: None
-    backward: Around = nullcontext
 
     @classmethod
-    def of(
-        cls,
-        gm: GraphModule,
-        example_inputs: Sequence[object],
-        begin: Callable[[], None] = lambda: None,
-        backward: Around = nullcontext,
-    ) -> "Task":
+    def of(cls, gm: GraphModule, example_inputs: Sequence[object], begin: Callable[[], None] = lambda: None) -> "Task":
         """Return the task of the graph's next call.
 
         `gm` is the task's own copy. In it, inputs that a call may change are marked.
@@ -276,7 +267,7 @@ class Task:
         # Frozen code writes to the user's own buffer, whatever it is called on.
         placeholders = gm.graph.find_nodes(op="placeholder")
         keep_inputs(placeholders[at] for at in inputs.written)
-        return cls(gm, inputs, needs, begin, backward)
+        return cls(gm, inputs, needs, begin)
 
     def generators_kept(self) -> AbstractContextManager[None]:
         """Put the random generators back at the end if the graph may draw, and otherwise leave them alone."""
@@ -312,8 +303,7 @@ class Task:
             return {"output": outputs}
         ends = [out for out in tensors_of(outputs) if out.requires_grad]
         given += cotangents(ends[len(given) :])
-        with self.backward(ends):
-            grads = torch.autograd.grad(ends, leaves, given, allow_unused=True) if ends else ()
+        grads = torch.autograd.grad(ends, leaves, given, allow_unused=True) if ends else ()
         return {"output": outputs, "gradient": list(grads)}
 
     def observe(self, fn: Callable[..., object]) -> dict[str, object]:

@@ -20,7 +20,7 @@ REWRITE = Rewrite(
     needs=("gpu",),
     applies="half precision; sizes that do not vary and grow by at most a third",
     costs="memory for the zeros",
-    fitting=lambda stats: stats.gpu and stats.unaligned + stats.convolutions > 0,
+    fitting=lambda stats: stats.gpu and stats.gemms + stats.convolutions > 0,
     version=2,
     order=155,
 )

@@ -2,9 +2,10 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import torch
 from torch._dynamo import utils
 
 from backend_kwargs.torch_internals.dynamo import compile_id
@@ -21,7 +22,8 @@ _threads: dict[int, bool] = {}  # those that leave the generators to dynamo
 def left_to_dynamo() -> Iterator[None]:
     """Let compiles and recordings in this thread not put the generators back: dynamo does when its own compile ends.
 
-    Otherwise other threads would draw again in each of them what they drew in the last one.
+    Nor do those in backward passes, which run in threads of autograd's. Otherwise other threads would draw again in
+    each of them what they drew in the last one.
     """
     with undone() as stack:
         if compile_id() is not None:
@@ -33,12 +35,5 @@ def left_to_dynamo() -> Iterator[None]:
 
 def _preserved() -> AbstractContextManager[None]:
     # What is imported meanwhile keeps this function.
-    return nullcontext() if threading.get_ident() in _threads else _preserve_rng_state()
-
-
-def leaves_to_dynamo(thread: int, like: int) -> Callable[[], object]:
-    """Let a thread of autograd's, which serves another one, do as that one does; return what ends it."""
-    if like not in _threads or thread in _threads:
-        return lambda: None
-    _threads[thread] = True
-    return lambda: _threads.pop(thread, None)
+    backward = bool(_threads) and torch._C._current_graph_task_id() >= 0
+    return nullcontext() if backward or threading.get_ident() in _threads else _preserve_rng_state()

@@ -51,7 +51,6 @@ ONE = 4  # the largest error of one element of such a leaf, in the root mean squ
 ELEMENT = 10  # the largest error of one element, in eager's largest errors
 DRAWN = 2  # the error of a leaf, in the largest of runs that round otherwise
 DIFFERS = "the values differ from eager's"
-NOT_CLOSE = "an element is not within the tolerance of eager's"
 NOT_FINITE = "NaN or infinity where eager has none, or vice versa"
 ENOUGH = 2  # runs that moved a leaf, after which
 BEYOND = 10  # times the allowed error are not explained by rounding
@@ -142,7 +141,6 @@ def check(
     what: str = "output",
     tol: float | None = None,
     roundings: Iterable[Mapping[str, Errors]] = (),
-    closely: bool = False,
 ) -> Accuracy:
     """Compare two pytrees of outputs leaf by leaf and return the worst comparison.
 
@@ -170,7 +168,7 @@ def check(
     rounding may be off by four times that.
     Without a reference, the cosine to eager's must be at least 0.99, the RMS within 5 %, and each element within a
     quarter of `|eager| + size`. `dtype` is the dtype that the model computes in, by default each leaf's own; `what`
-    names the pytree in a reason. `closely` applies the first rule alone, which needs no reference.
+    names the pytree in a reason.
 
     Source of the second rule: `torch._dynamo.utils.same`, which in contrast tolerates errors in small leaves.
     """
@@ -180,7 +178,7 @@ def check(
         return _failed(f"the structure of the result differs from eager's at {odd}")
     if precise.keys() != expected.keys():
         precise = {}
-    limits = _Limits(_tolerance(tol, training), dtype, [*expected.values()], not roundings and not closely, closely)
+    limits = _Limits(_tolerance(tol, training), dtype, [*expected.values()], not roundings)
     leaves: list[LeafError] = []
 
     def judged() -> Iterator[Accuracy]:
@@ -321,7 +319,6 @@ class _Limits:
     dtype: torch.dtype | None
     leaves: Sequence[object]
     alone: bool = True  # without runs that round otherwise
-    closely: bool = False
 
     @cached_property
     def largest(self) -> float:
@@ -367,11 +364,9 @@ class _Leaf:
         own = Errors(*(max(each, self.rounding * self.size) for each in own))
         if self.precise is not None and self.size:
             figures = replace(figures, allowed=self._most(own) / self.size)
-        floor = self.floor + (self.limits.rounding if self.precise is None and not self.limits.closely else 0.0)
+        floor = self.floor + (self.limits.rounding if self.precise is None else 0.0)
         if not apart.numel() or float(apart.sub_(self.want.abs(), alpha=self.limits.tol).max()) <= floor:
             return figures
-        if self.limits.closely:
-            return _failed(f"{self.path}: {NOT_CLOSE}", figures)
         failed = self._far_from_eager(figures, floor) if self.precise is None else self._far(own, figures)
         moved = 0  # a draw that changes nothing is no sign of small errors, as in bfloat16
         drawn = NONE

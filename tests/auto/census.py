@@ -41,14 +41,11 @@ from torch._inductor import cudagraph_trees
 from torch._inductor.runtime.benchmarking import benchmarker
 
 import backend_kwargs
-from backend_kwargs.auto import deadline, process_memory, race, steps
+from backend_kwargs.auto import process_memory, race, steps
 from backend_kwargs.torch_internals.choices import TIMERS
 
 ROOT = str(Path(backend_kwargs.__file__).parent)
-MUST = (
-    *("auto/sandbox.py", "auto/deadline.py", "torch_internals/replacing.py"),
-    *("torch_internals/dynamo.py",),
-)
+MUST = ("auto/sandbox.py", "torch_internals/replacing.py", "torch_internals/dynamo.py")
 CALLED_AGAIN = 20  # after one in so many interrupted calls, the call is made again
 PASS = "post_grad_custom_post_pass"  # Inductor calls it with the lowered graph
 SECONDS_A_CHILD = 30
@@ -107,7 +104,6 @@ def census() -> dict[str, Any]:
         if hasattr(_metrics_context_tls, "metrics_context")
         else "",
         "benchmarker": sorted(vars(benchmarker).keys() & {*TIMERS}),
-        "ends": len(deadline._ends),
     }
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch._inductor import list_mode_options
-from torch.nn.functional import linear
 
 from backend_kwargs.auto.candidates import STEPS, allowed_candidates, candidates_for, trusted
 from backend_kwargs.auto.graph_stats import GraphStats, observed_stats
@@ -17,7 +16,6 @@ MARKS = {"device": "cpu", "training": False, "writes": False, "dynamic": False, 
 ONE_GEMM = GraphStats(
     ops=2,
     gemms=1,
-    unaligned=0,
     convolutions=0,
     reductions=0,
     softmaxes=0,
@@ -123,16 +121,16 @@ def test_rows_and_columns_reduced_at_once_are_tuned(facts, tried):
 @pytest.mark.parametrize(
     ("step", "facts", "tried"),
     [
-        pytest.param("padded", replace(ONE_GEMM, unaligned=1), True, id="unaligned"),
-        pytest.param("padded", ONE_GEMM, False, id="aligned"),
-        pytest.param("padded", replace(ONE_GEMM, unaligned=1, device="cpu"), False, id="unaligned on a CPU"),
+        pytest.param("padded", ONE_GEMM, True, id="GEMM"),
+        pytest.param("padded", NORM, False, id="norm"),
+        pytest.param("padded", replace(ONE_GEMM, device="cpu"), False, id="GEMM on a CPU"),
         pytest.param("combo_kernels", SHORT, True, id="many kernels"),
         pytest.param("combo_kernels", NORM, False, id="few"),
         pytest.param("combo_kernels", replace(SHORT, device="cpu"), False, id="many on a CPU"),
     ],
 )
 def test_what_is_tried_before_gemms_are_tuned(step, facts, tried):
-    """Unaligned GEMMs are padded and many kernels combined, only on a GPU, before tuning, which takes minutes."""
+    """GEMMs are padded and many kernels combined, only on a GPU, before tuning, which takes minutes."""
     found = names(facts, "full")
     assert (step in found) is tried
     assert not tried or found.index(step) < found.index("max_autotune")
@@ -177,34 +175,6 @@ def test_a_stored_winner_that_this_process_lacks_is_not_followed():
     assert trusted("max_autotune", {"max_autotune": True}, "", allowed)
 
 
-def tensor(*shape, dtype=torch.bfloat16):
-    return torch.zeros(*shape, dtype=dtype)
-
-
-@pytest.mark.parametrize(
-    ("run", "unaligned"),
-    [
-        pytest.param(lambda: tensor(16, 24) @ tensor(24, 8), 0, id="aligned"),
-        pytest.param(lambda: tensor(17, 24) @ tensor(24, 8), 0, id="rows"),
-        pytest.param(lambda: tensor(16, 23) @ tensor(23, 8), 1, id="inner"),
-        pytest.param(lambda: tensor(16, 24) @ tensor(24, 7), 1, id="outer"),
-        pytest.param(lambda: tensor(24, 17).t() @ tensor(24, 8), 1, id="transposed"),
-        pytest.param(lambda: tensor(16, 24) @ tensor(24, 1), 0, id="vector"),
-        pytest.param(lambda: tensor(1, 23) @ tensor(23, 8), 0, id="one row"),
-        pytest.param(lambda: linear(tensor(16, 23), tensor(8, 23), tensor(8)), 1, id="linear"),
-        pytest.param(lambda: tensor(2, 16, 23) @ tensor(2, 23, 8), 1, id="bmm"),
-        pytest.param(lambda: tensor(16, 12, dtype=torch.float32) @ tensor(12, 4, dtype=torch.float32), 0, id="fp32"),
-        pytest.param(lambda: tensor(16, 12) @ tensor(12, 4), 1, id="bf16"),
-        pytest.param(lambda: tensor(16, 23, dtype=torch.float64) @ tensor(23, 7, dtype=torch.float64), 0, id="fp64"),
-    ],
-)
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference"])
-def test_unaligned_gemms_are_counted(run, unaligned, mode):
-    """A GEMM counts as unaligned if rows of an operand or its result do not start at multiples of 16 bytes."""
-    with mode():
-        assert facts_of(run).unaligned == unaligned
-
-
 def test_a_backward_is_seen():
     """Operators of the backward pass count like those of the forward pass."""
     weight = torch.zeros(8, 8, requires_grad=True)
@@ -240,27 +210,6 @@ def test_a_graph_in_a_graph_is_opaque():
     on_gpu = names(replace(seen[0], device="cuda"), "full")
     assert {"cudagraphs", "two_pass_softmax", "max_autotune"} <= set(on_gpu)
     assert not facts_of(lambda: torch.randn(8, 8).softmax(-1)).opaque
-
-
-@pytest.mark.parametrize(
-    ("run", "unaligned"),
-    [
-        pytest.param(lambda: tensor(16, 2) @ tensor(2, 8), 1, id="rows of two"),
-        pytest.param(lambda: tensor(2, 23) @ tensor(23, 8), 1, id="two rows"),
-        pytest.param(lambda: tensor(16, 8) @ tensor(8, 8), 0, id="rows of sixteen bytes"),
-        pytest.param(lambda: tensor(16, 9) @ tensor(9, 8), 1, id="rows of eighteen bytes"),
-        pytest.param(
-            lambda: tensor(2, 3, 23, dtype=torch.float32) @ tensor(2, 23, 8, dtype=torch.float32), 1, id="bmm"
-        ),
-        pytest.param(lambda: tensor(16, 23, dtype=torch.float16) @ tensor(23, 8, dtype=torch.float16), 1, id="fp16"),
-        pytest.param(lambda: (tensor(16, 23) @ tensor(23, 8), tensor(16, 23) @ tensor(23, 8)), 2, id="each"),
-        pytest.param(lambda: torch.nn.functional.conv1d(tensor(1, 3, 23), tensor(2, 3, 2)), 0, id="convolution"),
-    ],
-)
-def test_which_rows_are_unaligned(run, unaligned):
-    """Rows begin at multiples of sixteen bytes or they do not, and each such GEMM counts."""
-    with torch.no_grad():
-        assert facts_of(run).unaligned == unaligned
 
 
 COUNTED = {

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from backend_kwargs.graphs.replay import run_apart
-from backend_kwargs.torch_internals.rng import leaves_to_dynamo, left_to_dynamo
+from backend_kwargs.torch_internals.rng import left_to_dynamo
 from backend_kwargs.torch_internals.threads import running_threads
 from tests.auto.graphs import backend_of, chain, logged, rows_of
 
@@ -105,20 +105,24 @@ def test_nothing_of_torch_puts_generators_back_in_a_race():
     assert while_compiling(look) == []
 
 
-def test_a_thread_that_serves_a_race_leaves_generators_alone():
-    """As autograd's does, which records a backward graph; before and after, torch puts them back there."""
+def recording_backward():
+    """Draw so in a backward pass."""
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda grad: recording())
+    (x * 2).backward()
+
+
+def test_only_a_races_thread_and_backward_passes_leave_generators_alone():
+    """Autograd's threads record backward graphs; in any other thread torch puts the generators back, and afterwards."""
 
     def look():
-        own = threading.get_ident()
-        with restored(), left_to_dynamo(), ThreadPoolExecutor(1) as pool:
-            other = pool.submit(threading.get_ident).result()
-            found = [is_moved(recording), pool.submit(is_moved, recording).result()]
-            leave = leaves_to_dynamo(other, own)
-            found.append(pool.submit(is_moved, recording).result())
-            leave()
-            return [*found, pool.submit(is_moved, recording).result()]
+        with restored(), ThreadPoolExecutor(1) as pool:
+            with left_to_dynamo():
+                found = [is_moved(recording)]
+                found += [pool.submit(is_moved, each).result() for each in (recording, recording_backward)]
+            return [*found, is_moved(recording), is_moved(recording_backward)]
 
-    assert while_compiling(look) == [True, False, True, False]
+    assert while_compiling(look) == [True, False, True, False, False]
 
 
 def test_a_call_without_dynamo_leaves_the_generators(store):

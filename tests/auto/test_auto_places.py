@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import backend_kwargs
 from backend_kwargs import make_backend, trial
 from backend_kwargs.auto import candidates, places, process_memory, race, selection, steps
-from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.compiling import Compiles
 from backend_kwargs.auto.graph_stats import calls_a_library
 from backend_kwargs.auto.places import worth_it
@@ -199,8 +198,6 @@ def test_a_report_lists_places(store, judged):
 
 def test_doubt_is_settled_by_default(store, judged, monkeypatch):
     """Where the graph calls an operator otherwise than its place alone, default is timed whatever the budget."""
-    for name in ("may_time", "may_time_late"):
-        monkeypatch.setattr(Budget, name, False)
     calls = {"backend_kwargs::conv_relu of (2, 3, 9, 9) (243, 81, 9, 1)": (1, 1e-6)}
     judged(convolution=replace(FASTER, calls=calls), linear_activation=SLOWER)
     told = raced().table

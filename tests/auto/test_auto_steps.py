@@ -29,7 +29,7 @@ from backend_kwargs.backends.openvino import compiler as openvino_native
 from backend_kwargs.backends.others import OTHERS
 from backend_kwargs.errors import BackendKwargsError
 
-CPU = GraphStats("cpu", 9, 1, 0, 0, 0, 0, 0, 1e9, 0.0, False, False, False, False)
+CPU = GraphStats("cpu", 9, 1, 0, 0, 0, 0, 1e9, 0.0, False, False, False, False)
 GPU = replace(CPU, device="cuda")
 LITTLE = float(16 << 20)
 
@@ -83,7 +83,7 @@ def test_the_table_of_steps():
     assert all(step.over and not step.compiler for step in STEPS)
 
 
-ON_A_GPU = {"cudagraphs", "max_autotune", "tma", "cudagraphs_of_tuned", "cpp_wrapper"}
+ON_A_GPU = {"cudagraphs", "padded", "max_autotune", "tma", "cudagraphs_of_tuned", "cpp_wrapper"}
 KERNELS = {"eager_numerics", "coordinate_descent", "all_directions"}  # of Inductor's own
 REDUCTIONS = {"persistent_reductions", "mix_order_reductions", "multi_kernel"}
 
@@ -107,25 +107,26 @@ REDUCTIONS = {"persistent_reductions", "mix_order_reductions", "multi_kernel"}
             id="a byte more",
         ),
         pytest.param(
-            replace(CPU, reductions=9, softmaxes=9, unaligned=9, opaque=True, dynamic=True),
+            replace(CPU, reductions=9, softmaxes=9, opaque=True, dynamic=True),
             {"max_autotune", "cpp_wrapper", "simd_256"},
             id="cpu, all else",
         ),
         pytest.param(replace(GPU, ops=1), ON_A_GPU, id="gpu, a product alone"),
-        pytest.param(replace(GPU, ops=1, gemms=0, convolutions=1), ON_A_GPU, id="gpu, a convolution alone"),
-        pytest.param(replace(GPU, ops=1, gemms=0, attentions=1), ON_A_GPU, id="gpu, attention alone"),
+        pytest.param(
+            replace(GPU, ops=1, gemms=0, convolutions=1), ON_A_GPU - {"padded"}, id="gpu, a convolution alone"
+        ),
+        pytest.param(replace(GPU, ops=1, gemms=0, attentions=1), ON_A_GPU - {"padded"}, id="gpu, attention alone"),
         pytest.param(replace(GPU, ops=3, convolutions=1, attentions=1), ON_A_GPU, id="gpu, one of each"),
         pytest.param(
             replace(GPU, ops=4, convolutions=1, attentions=1), ON_A_GPU | KERNELS, id="gpu, and another kernel"
         ),
         pytest.param(
             replace(GPU, ops=1, gemms=0),
-            (ON_A_GPU | KERNELS) - {"max_autotune", "tma"},
+            (ON_A_GPU | KERNELS) - {"padded", "max_autotune", "tma"},
             id="gpu, one kernel",
         ),
         pytest.param(replace(GPU, ops=8), ON_A_GPU | KERNELS, id="gpu, eight operators"),
         pytest.param(GPU, ON_A_GPU | KERNELS | {"combo_kernels"}, id="gpu, nine operators"),
-        pytest.param(replace(GPU, ops=1, unaligned=1), ON_A_GPU | {"padded"}, id="gpu, unaligned"),
         pytest.param(replace(GPU, ops=1, softmaxes=1), ON_A_GPU | {"two_pass_softmax"}, id="gpu, softmax"),
         pytest.param(replace(GPU, ops=1, reductions=1), ON_A_GPU | REDUCTIONS, id="gpu, a reduction"),
         pytest.param(
