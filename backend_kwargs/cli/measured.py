@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from rich.markup import escape
 
 from backend_kwargs import trial
-from backend_kwargs.auto.audit import Effort
 from backend_kwargs.auto.decisions_toml import write_decisions
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.auto.store import Catalogue
@@ -33,6 +32,7 @@ from backend_kwargs.compare import Candidate, Comparison, compare, fastest
 from backend_kwargs.compare import comparison as comparisons
 from backend_kwargs.errors import BackendKwargsError, counted, printable
 from backend_kwargs.facts.decision import EAGER, Decision
+from backend_kwargs.fleet.audit import Effort
 from backend_kwargs.fleet.board import AUTO
 from backend_kwargs.fleet.racing import (
     AuditDocument,

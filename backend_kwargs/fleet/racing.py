@@ -21,7 +21,6 @@ from torch.fx import GraphModule
 
 from backend_kwargs import trial
 from backend_kwargs.auto import store, verdicts
-from backend_kwargs.auto.audit import Contender, Effort, Measured, Tell, measured
 from backend_kwargs.auto.machine import Machine, difference, distance, machine, releases
 from backend_kwargs.auto.machine import device_of as device_name
 from backend_kwargs.auto.process_memory import memory, nothing_decided
@@ -37,6 +36,7 @@ from backend_kwargs.bundles.graphs import key_of
 from backend_kwargs.bundles.samples import sample_of, sizes_differ
 from backend_kwargs.errors import BackendKwargsError, error_text, shortened, shown, warn_once
 from backend_kwargs.facts import Call, Decision, RaceRow
+from backend_kwargs.fleet.audit import Contender, Effort, Measured, Tell, measured
 from backend_kwargs.fleet.board import UNITS, Result, Unit, UnitDocument, backend_of, is_named, is_slower, read
 from backend_kwargs.harness.models import model_of
 from backend_kwargs.harness.study import device_of, move

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto.audit import Effort
 from backend_kwargs.auto.question import Question
 from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
 from backend_kwargs.files import write_whole
+from backend_kwargs.fleet.audit import Effort
 from backend_kwargs.fleet.racing import Auditor, Finding, Target, judged
 from backend_kwargs.trial import environment, interleave, percentile
 

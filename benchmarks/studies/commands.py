@@ -217,8 +217,8 @@ def audit(
     timing_s: Annotated[float, typer.Option(min=0.0, help="For the rounds of one decision.")] = 20.0,
 ) -> None:
     """Audit decisions with planted losers, and unchanged ones again and again; half an hour on two idle cores."""
-    from backend_kwargs.auto.audit import Effort
     from backend_kwargs.cli.console import console
+    from backend_kwargs.fleet.audit import Effort
     from benchmarks.studies import audit as study
 
     stream = console(stderr=True)

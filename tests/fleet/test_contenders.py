@@ -2,8 +2,8 @@
 
 import pytest
 
-from backend_kwargs.auto.audit import _wanted
 from backend_kwargs.facts.decision import Decision, RaceRow
+from backend_kwargs.fleet.audit import _wanted
 
 
 def everything(name, of):
