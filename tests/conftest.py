@@ -1,13 +1,9 @@
 """Fixtures for every test: names that a test registers are removed after it."""
 
-import atexit
 import gc
 import os
-import shutil
 import sys
-import tempfile
 from collections import Counter
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,17 +12,6 @@ from tests.slow import LIST, NIGHTLY, by_folder
 
 # Threads that wait for work sleep, also in child processes: else they spin, and keep the cores from other tests.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-# Workers of pytest-xdist have the PATH of the process that starts them; `make overhead` times whole compiles.
-real = None if "--benchmark-only" in sys.argv else shutil.which("g++")
-if real and not Path(real).with_name("real").exists():
-    folder = tempfile.TemporaryDirectory(prefix="compiled-once-")
-    atexit.register(folder.cleanup)
-    Path(folder.name, "g++").symlink_to(LIST.with_name("compiled_once.sh"))
-    own = Path(folder.name, "real")  # a g++ that is ccache looks for the next one on the PATH
-    own.write_text(f'#!/bin/sh\nPATH=${{PATH#"{folder.name}:"}} exec "{real}" "$@"\n')
-    own.chmod(0o755)
-    os.environ["PATH"] = f"{folder.name}:{os.environ['PATH']}"
 
 # A slow machine is no failure.
 hypothesis.settings.register_profile("without-deadline", deadline=None)
