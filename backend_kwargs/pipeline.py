@@ -255,11 +255,7 @@ STAGES: tuple[Stage, ...] = (
         _compile_fastest,
         _check_race,
         auto.RULES,
-        {
-            "store": auto.read_store,
-            "race": auto.read_race,
-        },
-        auto.REMOVED,
+        {"store": auto.read_store},
     ),
     PRECISION,
     Stage(
