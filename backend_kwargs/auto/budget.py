@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LONGEST_CHECKS_S = 120.0  # of all that default's check needs, which do not count; more of it does
+LEAST_CALLS = 4  # of one comparison of two candidates
+LATE_S = 1.0  # what takes no longer is timed although the budget is spent
 
 
 @dataclass
@@ -60,8 +62,13 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, so that no more is compiled; what was is still timed, by a few calls."""
+        """Whether the budget is spent, so that no more is compiled."""
         return self.left_s <= 0
+
+    @property
+    def may_time(self) -> bool:
+        """Whether the fewest calls that tell two candidates apart fit into what is left, or take a second at most."""
+        return LEAST_CALLS * self.call_s <= max(self.left_s, LATE_S)
 
     def allows(self, calls: float) -> bool:
         """Return whether so many calls in eager fit into what is left, or into what default's check may take."""

@@ -175,7 +175,7 @@ def whole_graph(race: RaceState) -> Runner:
         race.tell(candidate.name, 1 - (len(left) + 1) / (count + 1))
         best = against(race, best, candidate)
         gc.collect()  # compiled graphs are reference cycles; this frees a loser's memory now
-    if is_slower(best, eager) and not beats(race, best, eager):
+    if is_slower(best, eager) and race.budget.may_time and not beats(race, best, eager):
         best = eager
     if not best.runs:
         raise RuntimeError(f"no candidate runs: {best.row.name}: {best.row.reason}")
@@ -189,7 +189,7 @@ def against(race: RaceState, best: Runner, candidate: RaceCandidate, *, free: bo
     """
     candidate = replace(candidate, options=race.options(candidate, best))
     challenger = prepared(race, best, candidate, free=free)
-    best = met(race, best, challenger)
+    best = met(race, best, challenger, free=free)
     made = challenger and challenger.made
     if made and made.has_other and (step := race.other(candidate, best)):
         best = met(race, best, prepared(race, best, step, made))
@@ -224,13 +224,17 @@ def prepared(
     return None
 
 
-def met(race: RaceState, best: Runner, challenger: Runner | None) -> Runner:
-    """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins."""
+def met(race: RaceState, best: Runner, challenger: Runner | None, *, free: bool = False) -> Runner:
+    """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins.
+
+    Without time for a few calls, which is not asked if this is `free`, what has to serve stays untimed.
+    """
     if challenger is None:
         return best
     # Nothing compiled has been compared yet: Inductor's best is then what is compared now.
     first = best.candidate.name == EAGER and race.best_row is None
-    wins = beats(race, challenger, best)
+    race.note(best.row, challenger.row)
+    wins = beats(race, challenger, best) if free or race.budget.may_time else first
     if wins:
         challenger.row.led_s = race.budget.spent_s
     # The next candidates extend Inductor's options; they cannot save what another compiler leaves.
@@ -242,8 +246,7 @@ def met(race: RaceState, best: Runner, challenger: Runner | None) -> Runner:
 
 
 def beats(race: RaceState, challenger: Runner, best: Runner) -> bool:
-    """Time two candidates, by a few calls also after the budget, and return whether the challenger wins."""
-    race.note(best.row, challenger.row)
+    """Time two candidates, and return whether the challenger wins."""
     time_in_turn(race, challenger, best)
     both = challenger.runs and best.runs
     return better(challenger, best, race.request.settings.objective) if both else challenger.runs
@@ -375,9 +378,10 @@ def _result(race: RaceState, best: Runner) -> RaceResult:
     found.update({place: replace(found[place], confirmed=True) for place in places})
     if race.request.verdicts:
         race.request.verdicts.put({place: found[place] for place in places})
-    if best.row.seconds is None:
-        best.row.reason = "nothing to time it against"
-    cut = any(row.left for row in race.rows)
+    untimed = [row for row in race.rows if row.status == "pass" and row.seconds is None]
+    for row in untimed:
+        row.reason = "the budget ended before it was timed" if len(untimed) > 1 else "nothing to time it against"
+    cut = len(untimed) > 1 or any(row.left for row in race.rows)
     figures = race.stats, race.budget.spent_s, cut, None, race.dynamo_s, race.budget.counted_s
     return RaceResult(best.row, tuple(race.rows), *figures, race.place_rows)
 

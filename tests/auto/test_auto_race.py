@@ -334,6 +334,17 @@ def test_a_slow_first_call_is_timed_again(monkeypatch, auto):
     assert seen == [0.0]
 
 
+def test_what_cannot_be_timed_in_time_is_not(monkeypatch, auto, store):
+    """If timing would exceed the budget, default is used untimed; a larger budget may time it."""
+    monkeypatch.setattr(budget, "LEAST_CALLS", 10**9)
+    auto(chain)(torch.randn(8, 64))
+    rows = rows_of(store)
+    (decision,) = Catalogue(store).all()
+    assert (rows["default"].won, rows["default"].seconds, rows["eager"].seconds) == (True, None, None)
+    assert {rows[name].reason for name in ("eager", "default")} == {"the budget ended before it was timed"}
+    assert decision.cut_s == 300
+
+
 def test_both_sides_pay_what_dynamo_costs(monkeypatch, auto, store):
     """Every timed call, also eager's, adds dynamo's estimated overhead, so that it does not decide short kernels."""
     monkeypatch.setattr(race, "PROLOGUE_S", 0.02)

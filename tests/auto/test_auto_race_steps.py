@@ -297,14 +297,23 @@ def test_who_fails_loses(raced, monkeypatch, fails, wins):
     assert [each.row.status for name, each in both.items() if name != fails] == ["pass"]
 
 
-@pytest.mark.parametrize("spent", [0.0, 500.0], ids=["in time", "after the budget"])
-def test_what_was_compiled_is_timed(raced, monkeypatch, spent):
-    """Though its compile took the whole budget, the faster one wins; both are listed once."""
+@pytest.mark.parametrize(
+    ("spent", "call_s", "free", "wins"),
+    [
+        pytest.param(0.0, 9.0, False, True, id="in time"),
+        pytest.param(90.0, 2.6, False, False, id="too little time"),
+        pytest.param(500.0, 0.25, False, True, id="a second of calls after the budget"),
+        pytest.param(500.0, 0.26, False, False, id="slow calls after the budget"),
+        pytest.param(500.0, 9.0, True, True, id="free"),
+    ],
+)
+def test_what_was_compiled_is_timed_while_there_is_time(raced, monkeypatch, spent, call_s, free, wins):
+    """Four calls fit into what is left, or take a second at most; both candidates are listed once either way."""
     monkeypatch.setattr(steps, "interleaved", lambda *_: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
-    made = raced(spent=spent, call_s=9.0)
+    made = raced(spent=spent, call_s=call_s)
     champion, challenger = runner("default"), runner("cudagraphs")
-    assert race.met(made, champion, challenger) is challenger
-    race.beats(made, challenger, champion)
+    assert (race.met(made, champion, challenger, free=free) is challenger) == wins
+    race.met(made, champion, challenger, free=free)
     assert made.rows == [champion.row, challenger.row]
 
 
