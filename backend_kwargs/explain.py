@@ -1,10 +1,12 @@
 """Explain before compiling: the source of each option's value, and whether it has an effect here."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backend import Backend
+from backend_kwargs.errors import BackendKwargsError, counted, printable
 from backend_kwargs.options import PERMITTING, CannotWorkError, Limit, Option, Options, same, sources
 from backend_kwargs.options.catalogue import documented
 from backend_kwargs.options.machine import Machine
@@ -13,8 +15,13 @@ from backend_kwargs.registry import make_backend
 from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.tables import as_html
 
+if TYPE_CHECKING:
+    from backend_kwargs.auto.settings import RaceSettings
+    from backend_kwargs.facts import Decision
+
 # Under `auto` these name what may be raced; any other option is set for every candidate.
 PERMITTED = (*PERMITTING, "precision", "rewrites")
+MOST_LINES = 5  # of decisions that differ in other ways, for each store and device
 COLUMNS = ("option", "value", "layer", "default", "status")
 
 
@@ -100,14 +107,9 @@ def explain(spec: str | Callable[..., object], options: Options | None = None, /
     rewrites = backend.options.get("rewrites") if backend.takes_inductor_options else None
     notes = [*map(_about, chosen_places(rewrites or ())), *map(str, limits)]
     if backend.options.get("reproducible"):
-        from backend_kwargs.auto.lock import described
-
-        notes.append(described(str(backend.options["lock"])))
+        notes.append(about_lock(str(backend.options["lock"])))
     elif backend.takes_inductor_options and backend.options.get("auto"):
-        from backend_kwargs.auto.settings import RaceSettings
-        from backend_kwargs.auto.store import stored_here
-
-        notes += stored_here(RaceSettings.of(backend.options))
+        notes += _about_stores(backend.options)
     return Explanation(repr(backend), tuple(effects), tuple(notes))
 
 
@@ -116,6 +118,71 @@ def _about(name: str) -> str:
     rewrite = find_rewrite(name)
     parts = {"Where": rewrite.applies, "Costs": rewrite.costs}
     return " ".join([f"Rewrite {name!r}: {rewrite.summary}.", *(f"{k}: {v}." for k, v in parts.items() if v)])
+
+
+def about_lock(path: str) -> str:
+    """Return what a lock has and where it was written."""
+    from backend_kwargs.auto.lock import read_lock
+
+    pins = read_lock(path)
+    kinds = ("decisions", "kernels", "configurations")
+    words = ", ".join(f"{len(getattr(pins, kind))} {kind}" for kind in kinds)
+    known = {name: pins.machine.get(name) for name in ("torch", "gpu", "cpu", "threads")}
+    where = ", ".join(f"{name} {value}" for name, value in known.items() if value)
+    return f"Lock {pins.label!r} has {words}, written with {where}. No store is read, and nothing is timed."
+
+
+def _about_stores(options: Options) -> Iterator[str]:
+    """Yield a line for what each store has for this machine's devices, and how those decisions' machines differ."""
+    import torch
+
+    from backend_kwargs.auto.machine import machine
+    from backend_kwargs.auto.settings import RaceSettings
+    from backend_kwargs.auto.store import Catalogue, folder_of
+
+    settings = RaceSettings.of(options)
+    machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
+    for given in settings.stores:
+        lines = []
+        try:
+            catalogue = Catalogue(given, warns=False)
+            for here in machines:
+                said = [*_about_decisions(catalogue.all(folder=folder_of(here)), here, settings)]
+                refused = Counter(printable(str(why)) for why in catalogue.refused.values())
+                said += [f"{counted(many, 'document')} not used: {why}." for why, many in refused.items()]
+                lines += [f"Store {catalogue.label!r}, {here['device']}: {each}" for each in said]
+        except BackendKwargsError as error:
+            yield f"{error} It is left out."
+            continue
+        if given.url is not None and not lines:
+            devices = " or ".join(str(here["device"]) for here in machines)
+            yield f"Store {catalogue.label!r} has no decision for {devices}."
+        yield from lines
+
+
+def _about_decisions(
+    found: "Iterable[Decision]", here: Mapping[str, str | int | None], settings: "RaceSettings"
+) -> Iterator[str]:
+    from backend_kwargs.auto.machine import in_words, nearly
+
+    groups = Counter(
+        None if each.provisional else in_words(nearly(each.machine, here), each.machine, here) for each in found
+    )
+    provisional, alike = groups.pop(None, 0), groups.pop("", 0)
+    if alike:
+        used = "raced again" if settings.race == "always" else "used as decided"
+        yield f"{counted(alike, 'decision')} of a machine like this one, {used}."
+    use = "not used" if settings.race == "never" else "raced again, with these winners first"
+    if settings.race != "always":
+        uses = "used once the numbers are found right here", f"{use}; match='device' uses them"
+        use = uses[settings.match == "exact"]
+    for near, count in groups.most_common(MOST_LINES):
+        yield f"{counted(count, 'decision')} near: {near}; {use}."
+    if provisional:
+        used = "used as far as they were checked" if settings.race == "never" else "raced again"
+        yield f"{counted(provisional, 'decision')} provisional, {used}."
+    if rest := sum(count for _, count in groups.most_common()[MOST_LINES:]):
+        yield f"{counted(rest, 'decision')} near in other ways."
 
 
 def verdict(backend: Backend) -> Verdict:

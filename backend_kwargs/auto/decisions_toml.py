@@ -41,21 +41,20 @@ def write_decisions(decisions: Iterable[Decision], path: Path) -> list[Decision]
     Return those written: one that could not be read back is left out, with a warning.
     """
     written: dict[str, Decision] = {}
-    texts, named = [HEAD], {""}
+    texts = [HEAD]
     for each in decisions:
-        if each.key not in written and (text := _text(each, named)):
+        if each.key not in written and (text := _text(each)):
             texts.append(text)
-            named.add(template_name(each))
             written[each.key] = each
     write_whole(path, "\n".join(texts) + "\n")
     return [*written.values()]
 
 
-def _text(decision: Decision, named: Container[str]) -> str:
-    """Return the tables of a decision, "" if they would not be read back; without a template that is `named` before."""
+def _text(decision: Decision) -> str:
+    """Return the tables of a decision, "" if they would not be read back."""
     unlike = [f"option {name!r} is {shown(value)}" for name, value in decision.options.items() if not has_form(value)]
     why = next(iter(unlike), "" if KEY.fullmatch(decision.key) else "its key has not 64 hexadecimal digits")
-    text = "" if why else "\n".join(toml_lines(_tables(decision, named)))
+    text = "" if why else "\n".join(toml_lines(_tables(decision)))
     try:
         tomllib.loads(text.encode().decode())
     except (ValueError, RecursionError) as error:  # as of a number that is none, or half of a character
@@ -65,13 +64,13 @@ def _text(decision: Decision, named: Container[str]) -> str:
     return "" if why else text
 
 
-def _tables(decision: Decision, named: Container[str]) -> dict[str, Any]:
+def _tables(decision: Decision) -> dict[str, Any]:
     """Return a decision as a file has it, and the winner's options, with those of the user on top, as a template."""
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
     own = {name: getattr(decision, name) for name in KEPT}
     tables = {"options": decision.options, "fixed": fixed, "machine": decision.machine}
     decided = {"decisions": {decision.key: own | tables}}
-    if (name := template_name(decision)) in named:
+    if not (name := template_name(decision)):
         return decided
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")

@@ -79,16 +79,6 @@ def read_lock(path: str | Path) -> Pins:
     return Pins(str(path), document.machine, decisions, document.kernels, configurations)
 
 
-def described(path: str) -> str:
-    """Return in one line what a lock has and where it was written."""
-    pins = read_lock(path)
-    kinds = ("decisions", "kernels", "configurations")
-    words = ", ".join(f"{len(getattr(pins, kind))} {kind}" for kind in kinds)
-    known = {name: pins.machine.get(name) for name in ("torch", "gpu", "cpu", "threads")}
-    where = ", ".join(f"{name} {value}" for name, value in known.items() if value)
-    return f"Lock {pins.label!r} has {words}, written with {where}. No store is read, and nothing is timed."
-
-
 def pinned_machine(here: Machine) -> dict[str, Value]:
     """Return what a lock records of a machine."""
     return {name: here.get(name) for name, field in FIELDS.items() if field.in_locks}

@@ -88,19 +88,9 @@ def variant_of(there: Machine) -> str:
     return digest([*_near(there).values()], 8)
 
 
-def distance(there: Machine, here: Machine) -> int:
-    """Return how many of the fields that are near differ."""
-    return len(_nearly(there, here))
-
-
 def difference(there: Machine, here: Machine) -> str:
     """Return what differs, in words, "" if nothing does."""
     return in_words(FIELDS, there, here)
-
-
-def near_difference(there: Machine, here: Machine) -> str:
-    """Return in words what makes a decision near, "" if nothing does."""
-    return in_words(_nearly(there, here), there, here)
 
 
 def in_words(names: Iterable[str], there: Machine, here: Machine) -> str:
@@ -109,7 +99,7 @@ def in_words(names: Iterable[str], there: Machine, here: Machine) -> str:
     return printable(", ".join(f"{name} {there.get(name)!r} (here {here.get(name)!r})" for name in differing))
 
 
-def _nearly(there: Machine, here: Machine) -> list[str]:
+def nearly(there: Machine, here: Machine) -> list[str]:
     """Return the fields that are near on this device, and differ."""
     theirs = _near(there)
     return [name for name, value in _near(here).items() if theirs.get(name) != value]

@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
@@ -93,16 +92,6 @@ def settling_s(decision: Decision) -> float:
         return needed
     digit = 10.0 ** math.floor(math.log10(needed))
     return math.ceil(needed / digit) * digit
-
-
-def origin(decision: Decision) -> str:
-    """Return when, where and by which versions a decision was made, for a graph that was not raced now."""
-    made = datetime.fromtimestamp(decision.made).astimezone().strftime("%Y-%m-%d %H:%M")
-    here = decision.machine
-    place = here.get("gpu") or f"a CPU with {here.get('cpu')}, {here.get('threads')} threads"
-    versions = ", ".join(f"{name} {here.get(name)}" for name in ("torch", "backend-kwargs"))
-    differs = f"; {decision.differs}" if decision.differs else ""
-    return printable(f"decided {made} for these sizes, on {place}, by {versions}; not raced again{differs}")
 
 
 def _head(decision: Decision) -> str:

@@ -5,17 +5,15 @@ that one with 16 threads and one with 32 do not take turns at replacing each oth
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from backend_kwargs.auto import verdicts
-from backend_kwargs.auto.machine import Machine, device_of, difference, distance, machine, near_difference, variant_of
-from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.errors import BackendKwargsError, counted, error_text, printable, warn_once
+from backend_kwargs.auto.machine import Machine, device_of, difference, nearly, variant_of
+from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision, check
 from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, decoded, encoded, is_forgotten
@@ -69,7 +67,7 @@ class DecisionStore:
         exact, start = f".{variant_of(self.here)}.json", f"{folder_of(self.here)}{key}."
         found = self._group(key, lambda name: name.startswith(start) and not name.endswith(exact))
         found = [each for each in found if not each.provisional]
-        return sorted(found, key=lambda each: (distance(each.machine, self.here), -each.made))
+        return sorted(found, key=lambda each: (len(nearly(each.machine, self.here)), -each.made))
 
     def of_computation(self, graph: str) -> list[Decision]:
         """Return the decisions for this computation at any sizes, on such a device."""
@@ -166,52 +164,3 @@ class Catalogue:
                     if self._warns and not isinstance(error, EarlierError):
                         warn_once(f"{printable(name)}: {printable(str(error))}")
         return found
-
-
-# ---- what stores have, for `explain`
-
-MOST_LINES = 5  # of decisions that differ in other ways, for each store and device
-
-
-def stored_here(settings: RaceSettings) -> Iterator[str]:
-    """Yield a line for what each store has for this machine's devices, and how those decisions' machines differ."""
-    import torch
-
-    machines = [machine((device,)) for device in ("cuda", "cpu") if device == "cpu" or torch.cuda.is_available()]
-    for given in settings.stores:
-        try:
-            catalogue = Catalogue(given, warns=False)
-            lines = [line for here in machines for line in _of_device(catalogue, here, settings)]
-        except BackendKwargsError as error:
-            yield f"{error} It is left out."
-            continue
-        if given.url is not None and not lines:
-            devices = " or ".join(str(here["device"]) for here in machines)
-            yield f"Store {catalogue.label!r} has no decision for {devices}."
-        yield from lines
-
-
-def _of_device(catalogue: Catalogue, here: Machine, settings: RaceSettings) -> Iterator[str]:
-    said = [*_of_decisions(catalogue.all(folder=folder_of(here)), here, settings)]
-    refused = Counter(printable(str(why)) for why in catalogue.refused.values())
-    said += [f"{counted(many, 'document')} not used: {why}." for why, many in refused.items()]
-    yield from (f"Store {catalogue.label!r}, {here['device']}: {each}" for each in said)
-
-
-def _of_decisions(found: Iterable[Decision], here: Machine, settings: RaceSettings) -> Iterator[str]:
-    groups = Counter(None if each.provisional else near_difference(each.machine, here) for each in found)
-    provisional, alike = groups.pop(None, 0), groups.pop("", 0)
-    if alike:
-        used = "raced again" if settings.race == "always" else "used as decided"
-        yield f"{counted(alike, 'decision')} of a machine like this one, {used}."
-    use = "not used" if settings.race == "never" else "raced again, with these winners first"
-    if settings.race != "always":
-        uses = "used once the numbers are found right here", f"{use}; match='device' uses them"
-        use = uses[settings.match == "exact"]
-    for near, count in groups.most_common(MOST_LINES):
-        yield f"{counted(count, 'decision')} near: {near}; {use}."
-    if provisional:
-        used = "used as far as they were checked" if settings.race == "never" else "raced again"
-        yield f"{counted(provisional, 'decision')} provisional, {used}."
-    if rest := sum(count for _, count in groups.most_common()[MOST_LINES:]):
-        yield f"{counted(rest, 'decision')} near in other ways."

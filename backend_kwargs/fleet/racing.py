@@ -21,7 +21,7 @@ from torch.fx import GraphModule
 
 from backend_kwargs import trial
 from backend_kwargs.auto import store, verdicts
-from backend_kwargs.auto.machine import Machine, difference, distance, machine, releases
+from backend_kwargs.auto.machine import Machine, difference, machine, nearly, releases
 from backend_kwargs.auto.machine import device_of as device_name
 from backend_kwargs.auto.process_memory import memory, nothing_decided
 from backend_kwargs.auto.question import Question
@@ -584,7 +584,7 @@ class Auditor:
     def _decision(self, key: str, here: Machine) -> Decision | None:
         """Return the decision for a graph: of a machine like this one, else the nearest one's."""
         several = self.decisions.get(key, ())
-        return min(several, key=lambda each: (distance(each.machine, here), -each.made), default=None)
+        return min(several, key=lambda each: (len(nearly(each.machine, here)), -each.made), default=None)
 
     def _note_missing(self, target: Target, why: str) -> None:
         """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""

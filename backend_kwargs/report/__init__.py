@@ -4,13 +4,14 @@ import gc
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
 from backend_kwargs.compile_records import RACED, Record, records
-from backend_kwargs.errors import BackendKwargsError, counted, removed
-from backend_kwargs.facts import Partition
+from backend_kwargs.errors import BackendKwargsError, counted, printable, removed
+from backend_kwargs.facts import Decision, Partition
 from backend_kwargs.files import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
 from backend_kwargs.report.found import called_by, code_of, found_in, methods_in_eager, why_no_graph
@@ -206,9 +207,17 @@ def _decided(record: Record) -> str:
     found = record.facts.decided
     if found is None or not found.rows or record.facts.cache == RACED:
         return ""
-    from backend_kwargs.auto.reporting import origin
-
     return origin(found)
+
+
+def origin(decision: Decision) -> str:
+    """Return when, where and by which versions a decision was made, for a graph that was not raced now."""
+    made = datetime.fromtimestamp(decision.made).astimezone().strftime("%Y-%m-%d %H:%M")
+    here = decision.machine
+    place = here.get("gpu") or f"a CPU with {here.get('cpu')}, {here.get('threads')} threads"
+    versions = ", ".join(f"{name} {here.get(name)}" for name in ("torch", "backend-kwargs"))
+    differs = f"; {decision.differs}" if decision.differs else ""
+    return printable(f"decided {made} for these sizes, on {place}, by {versions}; not raced again{differs}")
 
 
 def _unseen_breaks(graphs: Sequence[Graph]) -> Iterator[str]:

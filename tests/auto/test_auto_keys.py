@@ -12,10 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from backend_kwargs import backends
 from backend_kwargs.auto import cache_key, candidates, machine
 from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.settings import RaceSettings
-from backend_kwargs.backends import CapturedGraph, declared
+from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.rewrites import table
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.stores import Store
@@ -256,7 +257,7 @@ def test_machines(name, device):
     there = {**here, name: "cpu AVX512" if name == "device" and device.startswith("cpu") else THERE[name]}
     where = COUNTS[name][not device.startswith("cpu")]
     assert counting(here, there) == where
-    assert machine.distance(there, here) == (where == "near")
+    assert len(machine.nearly(there, here)) == (where == "near")
     assert machine.difference(there, here) == f"{name} {there[name]!r} (here {here[name]!r})"
 
 
@@ -311,7 +312,7 @@ def known(name, *, ours=False, **changed):
         pytest.param(known("mine", patterns=lambda passes: None), id="source of a user's own"),
         pytest.param(known("mine", version=2), id="version of a user's own"),
         pytest.param(
-            lambda patch: patch.setattr(declared, "installed_version", lambda name: "0"), id="release of a compiler"
+            lambda patch: patch.setattr(backends, "installed_version", lambda name: "0"), id="release of a compiler"
         ),
     ],
 )

@@ -11,10 +11,11 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs import progress as progress_line
 from backend_kwargs.auto import reporting
-from backend_kwargs.auto.reporting import origin, progress, table
+from backend_kwargs.auto.reporting import progress, table
 from backend_kwargs.facts.decision import Decision, RaceRow, Unraced
 from backend_kwargs.interval import Interval
 from backend_kwargs.progress import progress as progress_of
+from backend_kwargs.report import origin
 
 pytestmark = pytest.mark.noise
 

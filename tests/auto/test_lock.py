@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from backend_kwargs import make_backend
-from backend_kwargs.auto.lock import check_machine, described, read_lock, write_lock
+from backend_kwargs.auto.lock import check_machine, read_lock, write_lock
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.explain import explain
+from backend_kwargs.explain import about_lock, explain
 from backend_kwargs.facts import PinnedKernel, Pins
 from backend_kwargs.facts.decision import Decision
 
@@ -38,7 +38,7 @@ def test_explain_says_what_a_lock_has(tmp_path):
     )
     one = replace(pins(), machine={"torch": "2.13.0", "gpu": "H200"}, kernels={"01": LINEAR})
     write_lock(one, tmp_path / "k.lock")
-    assert "2 decisions, 1 kernels, 2 configurations, written with torch 2.13.0, gpu H200." in described(path)
+    assert "2 decisions, 1 kernels, 2 configurations, written with torch 2.13.0, gpu H200." in about_lock(path)
 
 
 def test_a_lock_is_read_as_it_was_written(tmp_path):
