@@ -183,7 +183,7 @@ def _times(raced: Tuned) -> tuple[str, ...]:
 
 
 def document_of(model: str, raced: Sequence[Tuned], paste: str) -> page.Document:
-    """Return the page of a of_size model: the whole call at each size, and the race of each graph."""
+    """Return the page of a model that was raced: the whole call at each size, and the race of each graph."""
     parts = parts_of([*_graphs(raced)])
     noise = interval_of(widest(of_size.same for of_size in raced))
     rows = tuple(_page_row(of_size, len(raced) == 1) for of_size in raced)

@@ -123,8 +123,9 @@ WRITES_AS_DECLARED = frozenset({"torch._functorch.predispatch", "torch._functorc
 }
 
 
-# Replaces each parameter and buffer by what a function makes of it: `Module.to` would make complex ones real.
-replace_tensors: Callable[[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]], object] = torch.nn.Module._apply
+def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace each parameter and buffer, as the module does it: `Module.to` would make complex ones real."""
+    module._apply(made_of)  # type: ignore[no-untyped-call]
 
 
 def dynamos_graph_class() -> AbstractContextManager[None]:

@@ -124,7 +124,9 @@ def busy_share(before: str, after: str) -> float:
 
 
 def _stat() -> str:
-    return STAT.read_text() if STAT.is_file() else ""  # it is there on Linux
+    with suppress(OSError):  # not Linux, or a sandbox in which it cannot be read
+        return STAT.read_text()
+    return ""
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:

@@ -114,6 +114,23 @@ def test_complex_parameters_stay_complex():
     assert net.w.dtype == torch.complex128
 
 
+class Counted(torch.nn.Module):
+    """Has a tensor that is no buffer, which it converts itself."""
+
+    total = torch.zeros(2)
+
+    def _apply(self, fn, recurse=True):
+        self.total = fn(self.total)
+        return super()._apply(fn, recurse)
+
+
+def test_a_module_replaces_its_tensors_itself():
+    """As an LSTM does, which lists its weights once more."""
+    net = Counted()
+    tensors.replace_tensors(net, lambda tensor: tensor.double())
+    assert net.total.dtype == torch.float64
+
+
 def test_dropouts_have_a_class_in_common():
     """Each has the attribute `p`."""
     assert issubclass(torch.nn.Dropout2d, tensors.Dropout)

@@ -1,5 +1,7 @@
 """Other processes on the device of a measurement."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -34,3 +36,9 @@ def test_only_much_is_worth_a_warning(monkeypatch, tmp_path, used, expected):
     contents = iter([BEFORE, f"cpu  {100 + used} 0 100 {900 - used} 0 0 0 0 0 0\n"])
     monkeypatch.setattr(memory, "_stat", lambda: next(contents))
     assert others_on(torch.device("cpu")) == expected
+
+
+def test_a_file_that_cannot_be_read(monkeypatch):
+    """As in a sandbox: this one exists, and its first byte belongs to nobody."""
+    monkeypatch.setattr(memory, "STAT", Path("/proc/self/mem"))
+    assert others_on(torch.device("cpu")) == ""
