@@ -255,7 +255,11 @@ STAGES: tuple[Stage, ...] = (
         _compile_fastest,
         _check_race,
         auto.RULES,
-        {"store": auto.read_store},
+        {
+            "store": auto.read_store,
+            "race": auto.read_race,
+        },
+        auto.REMOVED,
     ),
     PRECISION,
     Stage(

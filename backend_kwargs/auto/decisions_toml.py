@@ -10,7 +10,7 @@ from typing import Any
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, step_of, trusted
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.auto.store import KIND
-from backend_kwargs.backends.others import is_other
+from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, has_form, parsed
 from backend_kwargs.files import read_toml, write_whole
@@ -128,6 +128,8 @@ def _read(key: str, table: Mapping[str, object], options_of: OptionsOf) -> Decis
 
 def _why_not(decision: Decision, known: Container[str], options_of: OptionsOf) -> str:
     """Return what is wrong with a decision that no candidate allows."""
+    if former := [name for name in (decision.winner, decision.compiler) if is_former(name)]:
+        return f"names {former[0]!r}, which was removed."
     by_inductor = not (is_other(decision.winner) or decision.compiler)
     if by_inductor and step_of(decision.winner) not in known:
         try:

@@ -5,9 +5,10 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from backend_kwargs.errors import BackendKwargsError, wrong_value
+from backend_kwargs.errors import BackendKwargsError, removed, wrong_value
 from backend_kwargs.options import AUTO_DATA, Options, Rule, Tolerance, Where, declared, precisions
 from backend_kwargs.stores import Documents, Store
 
@@ -90,6 +91,13 @@ def read_store(given: Any) -> Any:
     return several if is_list else several[0]
 
 
+def read_race(given: Any) -> Any:
+    """Return what was given as `race`; raise for a value that was removed."""
+    if given == "background":
+        raise removed("race='background'", INSTEAD)
+    return given
+
+
 def check_keys(options: Options) -> None:
     """Raise if a key is not where it is said to be; a compile goes on without one that cannot be read."""
     for store in RaceSettings.of(options).stores:
@@ -98,6 +106,25 @@ def check_keys(options: Options) -> None:
                 raise BackendKwargsError(f"There is no key {key!r}, which option 'store' names.")
 
 
+INSTEAD = (
+    "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
+    "race='never'"
+)
+OF_STORE = {
+    **{f"store_{name}": name for name in ("connect_s", "lookup_s", "label")},
+    **{name: name for name in ("min_generation", "signing_key", "trusted_keys")},
+}
+REMOVED = MappingProxyType(
+    {
+        **{
+            name: f"write store=bk.Store(url, {now}=...), in a file store = {{ {now} = ... }}"
+            for name, now in OF_STORE.items()
+        },
+        "background_share": INSTEAD,
+        "share_race": "the first rank to reach a graph races it, and the others wait",
+        "tuned_products": "max_autotune_gemm=True tunes all products",
+    }
+)
 OPTIONS = declared(RaceSettings, AUTO_DATA)
 RULES = tuple(
     Rule(name, unless=lambda value: "" if value("auto") else "it is read only under auto")

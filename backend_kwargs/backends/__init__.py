@@ -77,8 +77,8 @@ class Stage:
     `apply(compiler, graph, options, following)` compiles by `following(graph, options)`, once, several times or not at
     all; it is called where `option` asks for something. The rest is for a compiler that shows a stage's options as its
     own, as Inductor does: `verify(options, machine, tell)`, called where one of them asks for something, raises if they
-    cannot work and calls `tell` for each limit of the machine, `rules` say where one has no effect, and `reads` turns
-    short spellings of a value into its type.
+    cannot work and calls `tell` for each limit of the machine, `rules` say where one has no effect, `reads` turns short
+    spellings of a value into its type, and `removed` says what serves in place of options that it owned.
     """
 
     option: str
@@ -87,6 +87,7 @@ class Stage:
     verify: Callable[[Options, Machine, Tell], None] = _accept
     rules: tuple[Rule, ...] = ()
     reads: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    removed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

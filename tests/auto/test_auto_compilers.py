@@ -176,9 +176,14 @@ def test_toml_names_the_compiler(store, tmp_path, monkeypatch):
     assert "[templates" not in text
     (read,) = read_decisions(tmp_path / "decisions.toml", options_of)
     assert (read.winner, read.compiler, read.options) == (TVM, "tmpl-tvm", {"exec_mode": "compiled"})
-    (tmp_path / "decisions.toml").write_text(text.replace('"tmpl-tvm"', '"tmpl-openvino-native"'))
-    with pytest.raises(bk.BackendKwargsError, match="by 'tmpl-openvino-native', which candidate 'tmpl-tvm"):
-        read_decisions(tmp_path / "decisions.toml", options_of)
+    whys = {
+        "tmpl-openvino-native": "by 'tmpl-openvino-native', which candidate 'tmpl-tvm",
+        "tmpl-openvino": "names 'tmpl-openvino', which was removed",
+    }
+    for other, why in whys.items():
+        (tmp_path / "decisions.toml").write_text(text.replace('"tmpl-tvm"', f'"{other}"'))
+        with pytest.raises(bk.BackendKwargsError, match=why):
+            read_decisions(tmp_path / "decisions.toml", options_of)
 
 
 def _let_challengers_win(monkeypatch):

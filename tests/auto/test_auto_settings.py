@@ -5,7 +5,13 @@ import math
 import pytest
 
 from backend_kwargs import BackendKwargsError, make_backend
+from backend_kwargs.auto.settings import OF_STORE
 from backend_kwargs.stores import Store
+
+INSTEAD = (
+    "the first call races, which adds seconds; to add none, race ahead by `backend-kwargs tune` and serve with "
+    "race='never'."
+)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +41,32 @@ from backend_kwargs.stores import Store
         pytest.param(
             {"effort": "ful"}, "Option 'effort' must be 'quick' | 'full', got 'ful' (str).", id="another effort"
         ),
+        pytest.param({"race": "background"}, f"race='background' was removed: {INSTEAD}", id="value"),
+        pytest.param({"background_share": 0.05}, f"Option 'background_share' was removed: {INSTEAD}", id="name"),
+        pytest.param({"background-share": "1"}, f"Option 'background_share' was removed: {INSTEAD}", id="dash"),
+        pytest.param(
+            {"share_race": None},
+            "Option 'share_race' was removed: the first rank to reach a graph races it, and the others wait.",
+            id="first round",
+        ),
+        pytest.param(
+            {"tuned_products": ("1x1x1",)},
+            "Option 'tuned_products' was removed: max_autotune_gemm=True tunes all products.",
+            id="products",
+        ),
+        *(
+            pytest.param(
+                {old: 1},
+                f"Option {old!r} was removed: write store=bk.Store(url, {new}=...), "
+                f"in a file store = {{ {new} = ... }}.",
+                id=old,
+            )
+            for old, new in OF_STORE.items()
+        ),
     ],
 )
 def test_refused(options, message):
-    """An invalid value raises at once."""
+    """An invalid value raises at once; so does what an earlier release took, and says what serves instead."""
     with pytest.raises(BackendKwargsError) as raised:
         make_backend("tmpl-inductor:auto", options)
     assert str(raised.value) == message

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from backend_kwargs.backends import CapturedGraph, CompileInner, Compiler, Inputs, Reading, Stage, Tell
 from backend_kwargs.backends.inductor.cutlass import asks_for_cutlass, found_by_inductor
-from backend_kwargs.errors import BackendKwargsError, NoCompilerError, unknown, warn_once, wrong_value
+from backend_kwargs.errors import BackendKwargsError, NoCompilerError, removed, unknown, warn_once, wrong_value
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options import (
     RULES,
@@ -100,6 +100,10 @@ class InductorCompiler(Compiler):
     def option(self, name: str) -> Option:
         if name in TORCH_COMPILE_ONLY:
             raise BackendKwargsError(f"{name!r} is for torch.compile(..., options={{{name!r}: ...}}), not a backend.")
+        plain = str(name).replace("-", "_")
+        for stage in self.stages:
+            if plain in stage.removed:
+                raise removed(f"Option {plain!r}", stage.removed[plain])
         return inductor_option(name, self.own)
 
     def options(self) -> Mapping[str, Option]:
