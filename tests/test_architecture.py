@@ -74,6 +74,7 @@ TORCH_AT_THE_HEAD = (
     "compare",
     "bundles",
     "sealing",
+    "fleet/audit.py",
     "fleet/racing.py",
     "cli/measured.py",
     "pinning/phases.py",

@@ -32,29 +32,25 @@ from backend_kwargs.compare import Candidate, Comparison, compare, fastest
 from backend_kwargs.compare import comparison as comparisons
 from backend_kwargs.errors import BackendKwargsError, counted, printable
 from backend_kwargs.facts.decision import EAGER, Decision
-from backend_kwargs.fleet.audit import Effort
-from backend_kwargs.fleet.board import AUTO
-from backend_kwargs.fleet.racing import (
+from backend_kwargs.fleet.audit import (
     AuditDocument,
     Audited,
     Auditor,
+    Effort,
     Finding,
     Target,
-    Tuned,
     as_json,
     audit_document,
     bundle_target,
     by_key,
     consented,
     judged,
-    left_out,
-    racing,
     renewed,
     targets_of,
-    tuned,
     units_of,
-    why_not_raced,
 )
+from backend_kwargs.fleet.board import AUTO
+from backend_kwargs.fleet.racing import Tuned, left_out, racing, tuned, why_not_raced
 from backend_kwargs.harness.models import model_of, split_factory
 from backend_kwargs.interval import Interval, widest
 from backend_kwargs.page import document as page

@@ -2,5 +2,5 @@
 
 `board` reads the plan, makes its units, and asks the store which are done or claimed. `scheduling` says which unit
 runs next, on this machine's devices or on a Ray cluster, and sums up what came of each: a unit has a process, which is
-a `worker`; `racing` is what happens to a unit there, and to a model that is audited.
+a `worker`, which races it (`racing`). `audit` measures decisions again later.
 """

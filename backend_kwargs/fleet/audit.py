@@ -1,23 +1,56 @@
-"""An audit measures a decision again: its winner beside default, the runner-up, and what fresh races choose.
+"""Audits: a decision is measured again beside default, the runner-up, and what fresh races choose, and then judged.
 
 Fresh races come first, so that their winners are timed too. Then all are compiled and checked as in a race, and timed
 in turn: the number of rounds is fixed beforehand, since a test that stops when it is sure is sure too often.
+
+A decision has lost if it is surely slower than another candidate by more than two runs of one callable may differ. Of
+all audits of decisions that have not lost, 1 % raise an alarm at most, however many decisions each has.
+
+What a store's document names is data: a factory is imported only if the caller has named it too, or has consented.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import torch
+from msgspec import Meta, Struct
+from torch.fx import GraphModule
 
 from backend_kwargs import trial
 from backend_kwargs.auto.candidates import RaceCandidate
+from backend_kwargs.auto.machine import Machine, difference, machine, nearly
+from backend_kwargs.auto.machine import device_of as device_name
 from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.race import begun, dynamo_seconds, in_eager, prepared, race
+from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.auto.sandbox import sandboxed
 from backend_kwargs.auto.selection import RaceState
-from backend_kwargs.errors import BackendKwargsError
+from backend_kwargs.auto.store import Catalogue, name_of
+from backend_kwargs.auto.verdicts import FOLDER, Verdict
+from backend_kwargs.backend import Backend
+from backend_kwargs.backends import CapturedGraph, Inputs
+from backend_kwargs.bundles.config import CompileConfig
+from backend_kwargs.bundles.disk.contents import inspected
+from backend_kwargs.bundles.graphs import key_of
+from backend_kwargs.bundles.samples import sample_of, sizes_differ
+from backend_kwargs.errors import BackendKwargsError, error_text, shortened, shown, warn_once
+from backend_kwargs.facts import Call
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow
+from backend_kwargs.fleet.board import UNITS, UnitDocument, backend_of, read
+from backend_kwargs.fleet.racing import made
+from backend_kwargs.interval import Interval
+from backend_kwargs.options import check, untrusted
 from backend_kwargs.options.option import Options
+from backend_kwargs.page.figures import now
+from backend_kwargs.stores import Documents
+from backend_kwargs.torch_internals.dynamo import RESTARTS, reset
 from backend_kwargs.torch_internals.tensors import modes_restored
 
 COMPILE_S = 300.0  # for the candidates of one audit
@@ -149,3 +182,498 @@ def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tel
         )
     again_s = samples.pop(AGAIN, [])
     return Measured(tuple(found[label] for label in wanted), samples, again_s)
+
+
+# ---- what was found
+
+LEVEL = 0.01  # the share of audits without a loser that find one
+MARGIN = 0.02  # what two runs of one callable may differ by on a quiet machine, as in races
+REPRODUCED = 1.1  # what one callable may differ by between two processes
+NAME, TEXT = 500, 8000  # characters: what a document's maker wrote may be a megabyte
+Name = Annotated[str, Meta(max_length=NAME)]
+Text = Annotated[str, Meta(max_length=TEXT)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Judgement = Literal["right", "within noise", "lost", "fails", "not audited"]
+
+
+class Against(Struct, frozen=True, omit_defaults=True):
+    """Another candidate: `ratio` is the decision's time over its own, above 1 if the decision is slower.
+
+    `p` is the p-value of the decision being slower by no more than the margin. Without a ratio, `reason` says why.
+    """
+
+    name: Name
+    options: dict[Name, Any] = {}
+    ratio: Interval | None = None
+    p: Share = 1.0
+    reason: Text = ""
+
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the audit of one decision found; times in seconds, shares of 1.
+
+    `lost_to` is what the decision lost to, or has the least time over, and `p` its p-value, adjusted for all
+    comparisons of the audit. `regret` is the decision's time over that of `best`, less 1. Of `races` fresh races,
+    `others` chose another candidate, and `flips` one that differs beyond noise. `noise` is the decision timed against
+    itself, `seconds` its time now, `recorded_s` when it was made; `record` compares both, and `differs` says why that
+    cannot be. `places` say what is stored of those that it has rewritten.
+    """
+
+    verdict: Judgement
+    model: Name
+    key: Name
+    graph: Text = ""
+    winner: Name = ""
+    options: dict[Name, Any] = {}
+    reason: Text = ""
+    against: tuple[Against, ...] = ()
+    lost_to: Name = ""
+    loss: Interval | None = None
+    p: Share = 1.0
+    best: Name = ""
+    regret: Interval | None = None
+    races: int = 0
+    others: int = 0
+    flips: int = 0
+    noise: Interval | None = None
+    seconds: Interval | None = None
+    recorded_s: float | None = None
+    record: Literal["", "reproduced", "changed", "not comparable", "not recorded"] = ""
+    differs: Text = ""
+    places: tuple[Text, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it makes the audit fail."""
+        return self.verdict in ("lost", "fails")
+
+
+class AuditDocument(Struct, frozen=True, kw_only=True):
+    """An audit: what was audited, on which machine, and what it found of each decision."""
+
+    of: Name
+    made: Name
+    environment: dict[Name, Any]
+    findings: tuple[Finding, ...]
+    schema: Literal[1] = 1
+    level: float = LEVEL
+    margin: float = MARGIN
+
+
+def audit_document(of: str, environment: Mapping[str, object], findings: Sequence[Finding]) -> AuditDocument:
+    """Return an audit as data."""
+    return AuditDocument(of=shortened(of, NAME), made=now(), environment=dict(environment), findings=tuple(findings))
+
+
+def as_json(document: AuditDocument) -> str:
+    """Return an audit as JSON."""
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=repr), indent=1).decode() + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A decision, with the model and the machine that it was measured on; if it was not, `why`."""
+
+    model: str
+    decision: Decision
+    here: Machine
+    measured: Measured | None = None
+    why: str = ""
+    judges_time: bool = True
+    places: tuple[str, ...] = ()
+
+
+def judged(audited: Sequence[Audited]) -> list[Finding]:
+    """Return what audits found, with Holm's correction over their decisions."""
+    found = [_finding(each) for each in audited]
+    timed = [at for at, finding in enumerate(found) if finding.lost_to]
+    adjusted = trial.holm([found[at].p for at in timed])
+    for at, p in zip(timed, adjusted, strict=True):
+        lost = p <= LEVEL and audited[at].judges_time
+        changes: dict[str, Any] = {"p": p} | ({"verdict": "lost"} if lost else {})
+        found[at] = msgspec.structs.replace(found[at], **changes)
+    return found
+
+
+def _finding(audited: Audited) -> Finding:
+    """Return what is known of one decision alone."""
+    decision, measured = audited.decision, audited.measured
+    known: dict[str, Any] = {
+        "model": shortened(audited.model, NAME),
+        "key": shortened(decision.key, NAME),
+        "graph": shortened(decision.facts, TEXT),
+        "winner": shortened(decision.winner, NAME),
+        "places": tuple(shortened(each, TEXT) for each in audited.places),
+        "options": {shortened(name, NAME): value for name, value in decision.options.items()},
+    }
+    if measured is None:
+        return Finding(verdict="not audited", reason=shortened(audited.why, TEXT), **known)
+    own, *others = measured.contenders
+    mine = measured.of(own)
+    if not mine:
+        return Finding(verdict="fails", reason=_why(own.row), **known)
+    noise = trial.sure_ratio(measured.again, mine).ratio
+    ratios = {each.label: _over(each, own, measured, noise) for each in others}
+    against = [_against(each, own, ratios[each.label]) for each in others]
+    return Finding(
+        verdict="right" if all(each is None or each.ratio.high <= 1 for each in ratios.values()) else "within noise",
+        reason=shortened(f"provisional: {what_is_open(decision)}", TEXT) if decision.provisional else "",
+        against=tuple(against),
+        noise=_shown(noise),
+        seconds=trial.median_interval(mine),
+        **_loss(ratios),
+        **_regret(own, measured, ratios),
+        **_flips(own, measured, ratios),
+        **_record(audited, trial.percentile(mine, 0.5)),
+        **known,
+    )
+
+
+def _over(other: Contender, own: Contender, measured: Measured, noise: Interval) -> trial.SureRatio | None:
+    """Return the decision's time over another's; None if that has the same code, or does not run."""
+    theirs = measured.of(other)
+    if other.code_of == own.code_of or not theirs:
+        return None
+    band = noise.reach - 1
+    return trial.sure_ratio(measured.of(own), theirs, max(MARGIN, band))
+
+
+def _against(other: Contender, own: Contender, ratio: trial.SureRatio | None) -> Against:
+    row = other.row
+    if ratio is None:
+        same = other.code_of == own.code_of
+        why = "it has the decision's code" if same else _why(row)
+        return Against(name=other.label, options=dict(row.options), reason=why)
+    return Against(name=other.label, options=dict(row.options), ratio=_shown(ratio.ratio), p=ratio.p)
+
+
+def _why(row: RaceRow) -> str:
+    """Return how a candidate failed."""
+    return shortened(f"{row.status}: {row.reason}", TEXT)
+
+
+def _loss(ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
+    """Return what the decision has lost to, if it has, with a p-value for all of its comparisons."""
+    timed = {label: ratio for label, ratio in ratios.items() if ratio}
+    if not timed:
+        return {}
+    label = min(timed, key=lambda label: timed[label].p)
+    return {"lost_to": label, "loss": _less_1(timed[label].ratio), "p": min(1.0, timed[label].p * len(timed))}
+
+
+def _regret(own: Contender, measured: Measured, ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
+    timed = {label: ratio.ratio for label, ratio in ratios.items() if ratio}
+    best = max(timed, key=lambda label: timed[label].median, default="")
+    if not best or timed[best].median <= 1:
+        return {"best": own.label, "regret": Interval(0.0, 0.0, 0.0)}
+    return {"best": best, "regret": _less_1(timed[best])}
+
+
+def _flips(own: Contender, measured: Measured, ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
+    """Return how many fresh races chose another candidate, and how many of these differ beyond noise."""
+    chosen = [label for label in measured.fresh if label != own.label]
+    apart = [ratio.ratio for label in chosen if (ratio := ratios.get(label))]
+    flips = sum(each.low > 1 + MARGIN or each.high < 1 - MARGIN for each in apart)
+    return {"races": len(measured.fresh), "others": len(chosen), "flips": flips}
+
+
+def _record(audited: Audited, now_s: float) -> dict[str, Any]:
+    """Return whether the time that was recorded is that of today, if both are of one machine and release."""
+    decision = audited.decision
+    recorded = next((row.seconds for row in decision.rows if row.won and row.seconds), None)
+    if recorded is None:
+        return {"record": "not recorded"}
+    if differs := difference(decision.machine, audited.here):
+        return {"record": "not comparable", "recorded_s": recorded, "differs": shortened(differs, TEXT)}
+    same = 1 / REPRODUCED <= now_s / recorded <= REPRODUCED
+    return {"record": "reproduced" if same else "changed", "recorded_s": recorded}
+
+
+def _shown(ratio: Interval) -> Interval | None:
+    """Return an interval, None if too few rounds have bounded it."""
+    return ratio if ratio.high < float("inf") else None
+
+
+def _less_1(ratio: Interval) -> Interval | None:
+    return Interval(ratio.median - 1, ratio.low - 1, ratio.high - 1) if ratio.high < float("inf") else None
+
+
+def renewed(audited: Audited, finding: Finding) -> Decision | None:
+    """Return the decision as the audit leaves it, with today's times; where it lost, the fastest in its place.
+
+    None if it was not measured, or nothing runs.
+    """
+    measured = audited.measured
+    if measured is None or not measured.samples:
+        return None
+    able = [each for each in measured.contenders if measured.of(each)]
+    seconds = {each.label: trial.percentile(measured.of(each), 0.5) for each in able}
+    own = measured.contenders[0]
+    won = min(able, key=lambda each: seconds[each.label]) if finding.failed else own
+    rows = tuple(
+        replace(  # under the candidate's own name
+            each.row,
+            name=each.name,
+            seconds=seconds.get(each.label),
+            won=each is won,
+            speedup=None,
+            against="",
+            began_s=None,
+            led_s=None,
+            timed_s=None,
+        )
+        for each in measured.contenders
+    )
+    chosen = next(row for row in rows if row.won)
+    return replace(
+        audited.decision,
+        winner=chosen.name,
+        options=chosen.options,
+        compiler=chosen.compiler,
+        rows=rows,
+        machine=dict(audited.here),
+        made=time.time(),
+        differs="",
+    )
+
+
+# ---- the decisions of a model
+
+Make = Callable[[], tuple[Any, Any]]
+CHANGED = "no graph of the model has its key: the model, or backend-kwargs, has changed since"
+UNREACHED = "no inputs of the model's reach it, or the model, or backend-kwargs, has changed since"
+# How a graph may have been recorded: gradients, inference mode, eval(). A model may have decisions in several.
+MODES = ((False, False, True), (False, True, True), (True, False, True), (True, False, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model at one size: how it is made, and the backend whose decisions are audited.
+
+    `decisions` are the names of what is known to be decided for it. `dynamic` is torch.compile's; None: it is called
+    with the inputs of `others` too, so that torch takes what differs for sizes that vary. `keys` names a graph where
+    decisions are not under the key of its request, as in a bundle.
+    """
+
+    label: str
+    make: Make
+    backend: Backend
+    threads: int | None = None
+    decisions: tuple[str, ...] = ()
+    dynamic: bool | None = False
+    others: tuple[Make, ...] = ()
+    keys: Callable[[GraphModule, Inputs], str] | None = None
+
+
+@dataclass
+class Auditor:
+    """The decisions by key, how much is measured, the verdicts of places by name, and what was found up to now."""
+
+    decisions: Mapping[str, Sequence[Decision]]
+    effort: Effort
+    tell: Tell
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    found: list[Audited] = field(default_factory=list)
+
+    def audit(self, target: Target) -> bool:
+        """Audit the decisions for the graphs of a model, and note those that cannot be; return whether there are any.
+
+        Raises if the model fails, and none is known to be its own.
+        """
+        before = len(self.found)
+        try:
+            self._measure(target)
+        except BackendKwargsError as error:
+            self._note_missing(target, str(error).rstrip("."))
+            if len(self.found) == before:
+                raise
+        else:
+            self._note_missing(target, UNREACHED if target.keys else CHANGED)
+        return len(self.found) > before
+
+    def leave_out(self, target: Target, why: str) -> None:
+        """Note that nothing was audited of a model."""
+        self.found.append(Audited(target.label, Decision("", "", ""), {}, why=why.rstrip(".")))
+
+    def _measure(self, target: Target) -> None:
+        """Measure the decisions for the graphs of a model; raise if it fails, and none was found."""
+        before, errors = len(self.found), list[BackendKwargsError]()
+        with _threads(target.threads):
+            for mode in MODES:
+                if mode != MODES[0] and not self.left():
+                    break
+                grad, inference, evaluated = mode
+                self.tell(f"{target.label}: tracing")
+                model, inputs = target.make()
+                if isinstance(model, torch.nn.Module):
+                    model.train(not evaluated)
+                reset()
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                    try:
+                        self._call(target, model, [inputs, *(make()[1] for make in target.others)])
+                    except BackendKwargsError as error:
+                        errors.append(error)
+        reset()
+        if errors and len(self.found) == before:
+            raise errors[0]
+
+    def left(self) -> int:
+        """Return how many decisions for this device no graph has asked for."""
+        seen = {name_of(each.decision) for each in self.found}
+        several = [each for several in self.decisions.values() for each in several]
+        return sum(name_of(each) not in seen and _is_here(each) for each in several)
+
+    def _call(self, target: Target, model: Any, several: Sequence[object]) -> None:
+
+        def graphs(gm: GraphModule, example_inputs: Inputs) -> Call:
+            return self._graph(target, gm, example_inputs)
+
+        compiled: Any = torch.compile(model, backend=graphs, dynamic=target.dynamic)
+        for inputs in several:
+            positional, keywords = sample_of(inputs)
+            try:
+                compiled(*positional, **keywords)
+            except BackendKwargsError:
+                raise
+            except Exception as error:
+                raise BackendKwargsError(f"{target.label} fails on its example inputs: {error_text(error)}.") from error
+
+    def _graph(self, target: Target, gm: GraphModule, example_inputs: Inputs) -> Call:
+        """Audit the decision for a graph, if there is one; the graph itself runs in eager."""
+        request = target.backend.request(CapturedGraph(gm, example_inputs))
+        asked = Question(request)
+        key = target.keys(gm, example_inputs) if target.keys else asked.key
+        decision = self._decision(key, asked.here)
+        if decision is None or any(name_of(each.decision) == name_of(decision) for each in self.found):
+            return gm.forward
+        judges_time, places = request.settings.objective == "latency", tuple(said_of_places(decision, self.verdicts))
+        audited = Audited(target.label, decision, asked.here, judges_time=judges_time, places=places)
+        what = f"{target.label}: {decision.winner} for {decision.facts or 'a graph'}"
+        try:
+            found = measured(request, decision, self.effort, lambda doing: self.tell(f"{what}: {doing}"))
+            self.found.append(replace(audited, measured=found))
+        except RESTARTS:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a race meets, the other decisions are audited
+            why = str(error) if isinstance(error, BackendKwargsError) else error_text(error)
+            self.found.append(replace(audited, why=why))
+        return gm.forward
+
+    def _decision(self, key: str, here: Machine) -> Decision | None:
+        """Return the decision for a graph: of a machine like this one, else the nearest one's."""
+        several = self.decisions.get(key, ())
+        return min(several, key=lambda each: (len(nearly(each.machine, here)), -each.made), default=None)
+
+    def _note_missing(self, target: Target, why: str) -> None:
+        """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""
+        seen = {each.decision.key for each in self.found}
+        stored = {name_of(each): each for several in self.decisions.values() for each in several}
+        for decision in (stored[name] for name in target.decisions if name in stored):
+            if decision.key not in seen and _is_here(decision):
+                self.found.append(Audited(target.label, decision, decision.machine, why=why))
+
+
+def said_of_places(decision: Decision, known: Mapping[str, Verdict]) -> Iterator[str]:
+    """Yield of each place that a decision has rewritten what its stored verdict says."""
+    for row in filter(decision.uses, decision.places):
+        start = f"{FOLDER}{device_name(decision.machine)}/{row.place.rpartition(':')[2]}."
+        found = [verdict for name, verdict in known.items() if name.startswith(start)]
+        ratios = [
+            f"{each.speedup.as_ratio()} alone, {'' if each.confirmed else 'not '}confirmed in a whole graph"
+            for each in found
+            if each.speedup
+        ]
+        yield f"{row.name}: {'; '.join(ratios) or 'no verdict is stored'}"
+
+
+def _is_here(decision: Decision) -> bool:
+    """Return whether a decision is for a device of this machine; a bundle's names none."""
+    return not decision.machine or device_name(decision.machine) in _devices_here()
+
+
+@cache
+def _devices_here() -> frozenset[str]:
+    return frozenset(device_name(machine([kind])) for kind in ("cpu", "cuda"))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# ---- what a store names
+
+
+def by_key(catalogue: Catalogue) -> dict[str, list[Decision]]:
+    """Return the decisions of a store by key, those of several machines together."""
+    found: dict[str, list[Decision]] = {}
+    for each in catalogue.all():
+        found.setdefault(each.key, []).append(each)
+    return found
+
+
+def units_of(store: Documents, trusted_keys: Sequence[object] = ()) -> list[UnitDocument]:
+    """Return what `tune-plan` wrote into a store of units that are done; if there are keys, what one signed."""
+    documents = (read(name, content, trusted_keys) for name, content in store.list(UNITS))
+    return [each for each in documents if each and each.decisions and not each.failed]
+
+
+def targets_of(documents: Sequence[UnitDocument]) -> list[Target]:
+    """Return the models of units that can run on this machine; their options are a document's, so data alone."""
+    targets = []
+    for each in documents:
+        unit = each.unit
+        device = torch.device("cuda" if unit.on_gpu else "cpu")
+        if unit.on_gpu and not torch.cuda.is_available():
+            continue
+        try:
+            backend = backend_of(unit, untrusted(check))
+        except BackendKwargsError as error:
+            warn_once(f"{unit.label} is not audited: {error}")
+            continue
+        targets.append(Target(unit.label, partial(made, unit, device), backend, unit.threads, each.decisions))
+    return targets
+
+
+def consented(documents: Sequence[UnitDocument], model: str | None, *, trust: bool, label: str) -> list[UnitDocument]:
+    """Return the units whose model the caller has named, or all of them under `trust`; raise if neither is given."""
+    if model is not None:
+        return [each for each in documents if each.unit.model == model]
+    if trust and documents:
+        return list(documents)
+    named = list(dict.fromkeys(each.unit.model for each in documents))
+    if not named:
+        raise BackendKwargsError(
+            f"The documents of {label!r} do not name their model: pass MODEL, FILE_OR_MODULE:FACTORY, which makes it."
+        )
+    several = f", and {len(named) - 1} more" if named[1:] else ""
+    raise BackendKwargsError(
+        f"A store's document is data, and the model that it names is not imported without consent: name it, or pass "
+        f"--trust for all of them. It names {shown(named[0])}{several}."
+    )
+
+
+# ---- what a bundle names
+
+
+def bundle_target(path: Path, make: Make, label: str, *, trust: bool) -> tuple[Target, dict[str, list[Decision]]]:
+    """Return the model of a bundle, and the decisions in its manifest by the keys of their graphs."""
+    manifest, _ = inspected(path, ())
+    config = CompileConfig.from_dict(manifest.config, trust=trust)
+    decided = {
+        graph.key: [Decision(graph.key, "", graph.winner, graph.options, made=0.0)]
+        for graph in manifest.graphs
+        if graph.winner is not None
+    }
+    if not decided:
+        raise BackendKwargsError(f"Bundle {str(path)!r} contains no decision of auto: it was built without auto=True.")
+    dynamic = sizes_differ(manifest.samples) if config.dynamic is None else config.dynamic
+    names = tuple(name_of(each) for several in decided.values() for each in several)
+    return Target(label, make, config.resolved, decisions=names, dynamic=dynamic, keys=key_of), decided

@@ -22,8 +22,7 @@ from backend_kwargs.backend import Backend
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.facts.decision import DEFAULT, Decision, RaceRow
 from backend_kwargs.files import write_whole
-from backend_kwargs.fleet.audit import Effort
-from backend_kwargs.fleet.racing import Auditor, Finding, Target, judged
+from backend_kwargs.fleet.audit import Auditor, Effort, Finding, Target, judged
 from backend_kwargs.trial import environment, interleave, percentile
 
 SLOWER = 0.06  # at least 5 % are asked for, and a kernel cannot wait for less than its own launch

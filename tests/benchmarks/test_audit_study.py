@@ -2,7 +2,7 @@
 
 import torch
 
-from backend_kwargs.fleet.racing import Against, Finding
+from backend_kwargs.fleet.audit import Against, Finding
 from backend_kwargs.interval import Interval
 from benchmarks.studies.audit import models, page, planted
 

@@ -14,8 +14,8 @@ from backend_kwargs.auto import process_memory
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.cli import app
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
+from backend_kwargs.fleet.audit import AuditDocument, targets_of
 from backend_kwargs.fleet.board import KIND, Unit, UnitDocument, name_of
-from backend_kwargs.fleet.racing import AuditDocument, targets_of
 from backend_kwargs.page import read_document
 from backend_kwargs.stores import Store
 from backend_kwargs.stores.documents import Document, encoded

@@ -12,9 +12,7 @@ from backend_kwargs.cli.measured import Chosen as Subject
 from backend_kwargs.cli.measured import _nothing, notes_of, row_of
 from backend_kwargs.errors import BackendKwargsError
 from backend_kwargs.facts.decision import Decision, PlaceRow
-from backend_kwargs.fleet.board import Unit, UnitDocument
-from backend_kwargs.fleet.board import name_of as unit_name
-from backend_kwargs.fleet.racing import (
+from backend_kwargs.fleet.audit import (
     Against,
     Audited,
     Auditor,
@@ -26,6 +24,8 @@ from backend_kwargs.fleet.racing import (
     said_of_places,
     units_of,
 )
+from backend_kwargs.fleet.board import Unit, UnitDocument
+from backend_kwargs.fleet.board import name_of as unit_name
 from backend_kwargs.interval import Interval
 from backend_kwargs.registry import make_backend
 from tests.fleet.stores import Documents, written

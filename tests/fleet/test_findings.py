@@ -12,8 +12,16 @@ import pytest
 
 from backend_kwargs.cli.measured import page_of, row_of
 from backend_kwargs.facts.decision import Decision, RaceRow
-from backend_kwargs.fleet.audit import Contender, Measured
-from backend_kwargs.fleet.racing import AuditDocument, Audited, as_json, audit_document, judged, renewed
+from backend_kwargs.fleet.audit import (
+    AuditDocument,
+    Audited,
+    Contender,
+    Measured,
+    as_json,
+    audit_document,
+    judged,
+    renewed,
+)
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import to_json
 

@@ -7,8 +7,7 @@ import torch
 import backend_kwargs as bk
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.facts.decision import EAGER
-from backend_kwargs.fleet.audit import Effort
-from backend_kwargs.fleet.racing import Auditor, Target, by_key, judged
+from backend_kwargs.fleet.audit import Auditor, Effort, Target, by_key, judged
 
 
 def chain(x):
