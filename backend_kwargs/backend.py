@@ -405,7 +405,7 @@ def _restored(spec: str, options: Options) -> Backend:
 
 
 def _literal(value: object) -> str:
-    """Return `repr(value)`, as Python reads it also if it is an infinite number."""
+    """Return Python code for a value: its repr, or a call of `float` for an infinite number, whose repr is a name."""
     return f"float('{value}')" if isinstance(value, float) and isinf(value) else repr(value)
 
 

@@ -194,8 +194,8 @@ class Alternation:
 def fastest(samples: Mapping[str, Sequence[float]]) -> tuple[str, bool]:
     """Return which of the ways serves, in the order of their memory, and whether more rounds could not change that.
 
-    What takes more memory must be faster by the slack in the median: its interval, by which more rounds are timed, is
-    another one in each process, so that processes would not agree on a gain of 2 %.
+    A way that takes more memory must be faster by the slack in the median. The interval decides only whether more
+    rounds are timed: it differs between processes, which would not agree on a gain of 2 %.
     """
     rounds, is_clear = min(map(len, samples.values())), True
     best, *others = samples

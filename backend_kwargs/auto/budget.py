@@ -14,8 +14,8 @@ LATE_S = 1.0  # what takes no longer is timed although the budget is spent
 class Budget:
     """`seconds` for a race that `started` at a time of `time.perf_counter`; a call in eager takes `call_s`.
 
-    They are what is added to the compile that serves: `free_s` do not count, nor do `checks_s` more of what decides
-    whether default is right, which no budget may.
+    The compile that serves does not count: its seconds are in `free_s`. Nor do up to `checks_s` seconds of the check of
+    default, so that a small budget does not decide whether default is right.
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether the budget is spent, so that no more is compiled."""
+        """Whether the budget is spent, so that nothing more is compiled."""
         return self.left_s <= 0
 
     @property

@@ -65,7 +65,7 @@ def _text(decision: Decision) -> str:
 
 
 def _tables(decision: Decision) -> dict[str, Any]:
-    """Return a decision as a file has it, and the winner's options, with those of the user on top, as a template."""
+    """Return the table of a decision, and that of a template: the winner's options, and the user's merged onto them."""
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
     own = {name: getattr(decision, name) for name in KEPT}
     tables = {"options": decision.options, "fixed": fixed, "machine": decision.machine}
@@ -79,7 +79,7 @@ def _tables(decision: Decision) -> dict[str, Any]:
 
 
 def toml_lines(values: Mapping[str, Any], *path: str) -> Iterator[str]:
-    """Yield the lines of a TOML table and of those in it; None, which TOML lacks, is left out."""
+    """Yield the lines of a TOML table and of the tables in it; None, which TOML lacks, is left out."""
     tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     own = {name: value for name, value in values.items() if name not in tables and value is not None}
     if path and (own or not tables):

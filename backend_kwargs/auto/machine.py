@@ -1,8 +1,8 @@
 """What a decision depends on besides the graph and the question: the device, and what else a machine has.
 
-The device is in the key, so that another one is another decision. A table says of the other fields where they are near,
-so that a decision is checked or raced again where they differ; else they are only recorded. In a lock each of its
-fields must be equal.
+The device is in the key: another device has its own decision. `FIELDS` says for which devices a decision made with
+another value of a field is near, so that it is checked or raced again; fields that make none near are only recorded.
+It also says which fields must be equal for a lock.
 """
 
 import re
@@ -24,7 +24,10 @@ def _series(release: object) -> object:
 
 
 class Field(NamedTuple):
-    """For graphs on which of "cpu" and "cuda" a field is near, and in locks; and what near ones share."""
+    """The devices, of "cpu" and "cuda", on which another value makes a decision near, and on which locks refuse it.
+
+    `compared` returns the part of a value that makes a decision near.
+    """
 
     near: Collection[str] = ()
     in_locks: Collection[str] = ()

@@ -28,9 +28,9 @@ MORE = 1.25  # times what was spent and predicted: the budget that is named
 
 
 def progress(told: OnProgress | None = None) -> AbstractContextManager[OnProgress]:
-    """Give what to call with a candidate's name and the fraction of the race that is done.
+    """Give the function to call with a candidate's name and the fraction of the race that is done, from 0 to 1.
 
-    It is `told`, the option `on_progress`; without it, a progress line is shown if standard error is a terminal.
+    This is `told`, the option `on_progress`; without it, a progress line is shown if standard error is a terminal.
     """
     return shown("auto", "eager, default") if told is None else nullcontext(told)
 

@@ -99,7 +99,7 @@ def read_race(given: Any) -> Any:
 
 
 def check_keys(options: Options) -> None:
-    """Raise if a key is not where it is said to be; a compile goes on without one that cannot be read."""
+    """Raise if the file of a key does not exist; a compile goes on without a key that cannot be read."""
     for store in RaceSettings.of(options).stores:
         for key in (store.signing_key, *store.trusted_keys):
             if isinstance(key, str) and not os.path.exists(key):  # noqa: PTH110 - False too for a name that is too long

@@ -95,7 +95,10 @@ class DecisionStore:
 
 
 class Catalogue:
-    """The decisions of a whole store, for people: errors are raised, and what is `refused` is warned of, or not."""
+    """The decisions of a whole store, for people: errors are raised.
+
+    A document that cannot be used is listed in `refused`; if `warns`, with a warning.
+    """
 
     def __init__(
         self, given: "str | Path | Documents | Store | None" = None, *, must_exist: bool = False, warns: bool = True

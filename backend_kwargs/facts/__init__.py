@@ -185,8 +185,8 @@ class CompileFacts:
     `options` are those that its compiler was given, in the end. `decision` is that of `auto`. `rewrites` has the
     rewrites of dynamo's graph; those of lowered graphs are calls in the generated code. `parts` are those of a compiler
     of parts. `cache` is what torch's caches did, or "raced" if the graph was raced now, and `seconds` the time in the
-    backend. `unchanged`: the compiler returned the graph
-    as it was, so that it runs in eager. `later` gets the decision that the calls of the user have led to.
+    backend. `unchanged`: the compiler returned the graph as it was, so that it runs in eager. `later` gets the decision
+    that the user's calls have led to.
 
     Backward graphs may be compiled later: then they are added to `parts`, and to what `generated_code` finds.
     """

@@ -1,13 +1,13 @@
-"""Which unit runs next, and where: done ones skipped, the longest first, each claimed; lost ones run again.
+"""Which unit runs next, and where: units that are done are skipped, the longest runs first, a lost one runs again.
 
 How long a unit takes is learned from earlier runs and from other sizes of its model, also while others run. Of units
 that may take as long, a process begins with its share, and then takes what others have not begun if the store can give
 claims. A `Summary` says what came of it all.
 
 A unit has a process, on this machine or on a Ray cluster: it is lost when it leaves no result, and ended when it takes
-too long. Here a worker is for each visible GPU, or several are for the CPU, each on cores of its own. On a cluster each
-unit is a task, which Ray places, and runs again where a worker dies. What travels is a unit as JSON, and the folder of
-the plan with the factories. Whoever can reach a cluster, or its dashboard, can run any code there.
+too long. On this machine there is one worker for each visible GPU, or several for the CPU, each on its own cores. On a
+cluster each unit is a task, which Ray places, and runs again where a worker dies. It gets the unit as JSON, and the
+folder of the plan with the factories. Whoever can reach a cluster, or its dashboard, can run any code there.
 """
 
 import os

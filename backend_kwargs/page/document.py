@@ -73,7 +73,7 @@ class Warned(Part, frozen=True):
 
 
 class Candidate(Part, frozen=True):
-    """What was compared: how it ended, and what it takes; `error` is that of its worst result."""
+    """A candidate that was compared: how it ended, and what it takes; `error` is that of its worst result."""
 
     name: Name
     status: Name = "pass"

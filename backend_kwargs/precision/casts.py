@@ -225,7 +225,7 @@ def _out_of_place(node: Node) -> bool:
     else:
         values = [each.meta.get("example_value") for each in node.all_input_nodes]
         dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
-        if node.target not in OUT_OF_PLACE or len(dtypes) != 1:  # of two, out of place the result's could be the other
+        if node.target not in OUT_OF_PLACE or len(dtypes) != 1:  # else its result may have the other dtype
             return False
         node.target = OUT_OF_PLACE[node.target]
     return True

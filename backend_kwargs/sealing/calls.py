@@ -1,4 +1,4 @@
-"""What is sealed and its calls: at other sizes, compared with eager, and padded to buckets if that changes nothing."""
+"""Calls of what is sealed: at other sizes, compared with eager, and padded to buckets if that changes no result."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -382,6 +382,8 @@ class Checks:
         short = leaf.dtype in SHORT or torch.is_autocast_enabled(leaf.device.type)
         return self._tol or (LOOSE if short else TIGHT)
 
+
+# ---- padding to buckets
 
 Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Cuts = Mapping[int, Sequence[tuple[int, str]]]  # by result, its dimensions whose size is padded

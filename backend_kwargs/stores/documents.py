@@ -123,8 +123,8 @@ class EarlierError(RefusedError):
 class Kind(Generic[Body]):
     """What a document is about: the type of its body, the schema, and a further check that raises ValueError.
 
-    Documents of a schema before `oldest` are refused, and those whose body is `named` otherwise. A body that `stays` is
-    kept in folders of this machine alone, and never copied to another store.
+    A document is refused if its schema is before `oldest`, or if its body is `named` differently. A body that `stays`
+    is kept in folders of this machine alone, and never copied to another store.
     """
 
     name: str

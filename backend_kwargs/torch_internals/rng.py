@@ -20,10 +20,10 @@ _threads: dict[int, bool] = {}  # those that leave the generators to dynamo
 
 @contextmanager
 def left_to_dynamo() -> Iterator[None]:
-    """Let compiles and recordings in this thread not put the generators back: dynamo does when its own compile ends.
+    """Keep compiles and recordings in this thread from putting the generators back: dynamo does so at its own end.
 
-    Nor do those in backward passes, which run in threads of autograd's. Otherwise other threads would draw again in
-    each of them what they drew in the last one.
+    The same holds in backward passes, which run in autograd's threads. Otherwise other threads would draw the same
+    numbers again after each of them.
     """
     with undone() as stack:
         if compile_id() is not None:

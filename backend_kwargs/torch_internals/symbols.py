@@ -5,5 +5,5 @@ from collections.abc import Callable
 import torch
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
-# Raises RuntimeError if a condition on sizes does not hold; where they are unknown, torch takes it for true.
+# Raises RuntimeError if a condition on sizes does not hold; where they are unknown, torch assumes it.
 check: Callable[[bool | torch.SymBool, Callable[[], str]], None] = torch._check

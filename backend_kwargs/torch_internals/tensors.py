@@ -32,7 +32,7 @@ version_of = attrgetter("_version")  # counts changes in place; inference tensor
 copy_each = torch._foreach_copy_  # one call for all, so a Ctrl-C comes before it or after it
 negative_view = torch._neg_view  # a view with the negative bit flipped
 base_of = attrgetter("_base")  # the tensor of which autograd knows this one to be a view, or None
-is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view  # whether it knows one
+is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view  # whether `base_of` is not None
 
 
 def counted_writes(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
 """A bundle on disk, and the machine that it was built for.
 
-`place` is the folder with its manifest and signer, `contents` loads and saves the parts, checked weights among them.
+`place` is the folder with its manifest and signer, `contents` saves, loads and checks the parts, also weights.
 """

@@ -1,1 +1,1 @@
-"""Lowering of ATen to Relax: `graph` visits the nodes, each as a `node`; that and `reductions` convert."""
+"""Lowering of ATen to Relax: `graph` visits the nodes; `node` and `reductions` have the converters."""
