@@ -64,6 +64,8 @@ from backend_kwargs.stores.opening import opened
 from backend_kwargs.stores.urls import URL
 from backend_kwargs.torch_internals.dynamo import reset
 
+# ---- tune
+
 WHOLE = "the whole call"
 SIZE_COLUMNS = ("sizes", "graph", "winner", "race", "eager call", "compiled call", "speedup")
 STOPPED = 2  # exit code, as for a wrong argument, if some sizes were raced before
@@ -175,7 +177,7 @@ def _times(raced: Tuned) -> tuple[str, ...]:
     return *(f"{each * 1e3:.3g} ms" for each in medians), ratio.as_ratio()
 
 
-# ---- the page
+# ---- the page of tune
 
 
 def document_of(model: str, raced: Sequence[Tuned], paste: str) -> page.Document:
@@ -233,6 +235,8 @@ def _page_row(of_size: Tuned, alone: bool) -> page.Row:
         graphs=len(of_size.decisions),
     )
 
+
+# ---- audit
 
 LOST, NOTHING, INTERRUPTED = 1, 2, 130  # exit codes
 # Fresh races of each graph and the seconds of one; rounds of timing, and the seconds after which none starts.

@@ -106,14 +106,14 @@ def test_nothing_of_torch_puts_generators_back_in_a_race():
 
 
 def recording_backward():
-    """Draw so in a backward pass."""
+    """Draw in a backward pass, as `recording` does."""
     x = torch.ones(1, requires_grad=True)
     x.register_hook(lambda grad: recording())
     (x * 2).backward()
 
 
 def test_only_a_races_thread_and_backward_passes_leave_generators_alone():
-    """Autograd's threads record backward graphs; in any other thread torch puts the generators back, and afterwards."""
+    """Torch still puts them back in other threads, and after the race in these too."""
 
     def look():
         with restored(), ThreadPoolExecutor(1) as pool:

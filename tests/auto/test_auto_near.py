@@ -113,7 +113,7 @@ def counting(x):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_winner_runs_once(auto, races, dtype):
-    """The check costs two runs of eager, one in float64, and one of the winner."""
+    """The check costs two runs of eager, a reference in float64, and one run of the winner."""
     races.winner = "default"
     auto(counting)(X.to(dtype))
     elsewhere()

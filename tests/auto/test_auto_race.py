@@ -25,9 +25,9 @@ from tests.auto.graphs import backend_of, chain, logged, rows_of
 @pytest.mark.parametrize(
     ("candidate", "why"),
     [
-        ("wrong", "fail_accuracy: output"),
-        ("crash", "fail_to_run: RuntimeError: planted"),
-        ("burst", "fail_to_run: RuntimeError: planted in a call"),
+        pytest.param("wrong", "fail_accuracy: output", id="other results"),
+        pytest.param("crash", "fail_to_run: RuntimeError: planted", id="fails to compile"),
+        pytest.param("burst", "fail_to_run: RuntimeError: planted in a call", id="fails in a call"),
     ],
 )
 def test_a_broken_candidate_never_wins(auto, planted, store, log, candidate, why):

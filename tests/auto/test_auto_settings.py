@@ -74,7 +74,7 @@ def test_refused(options, message):
 
 @pytest.mark.parametrize("name", ["trusted_keys", "signing_key"])
 def test_a_key_that_is_not_there(tmp_path, name):
-    """It is an error at once; what is no key keeps no backend from being made."""
+    """A missing key is an error at once; a backend is still made with a file that is not a key."""
     path = tmp_path / "a.pem"
     store = Store(tmp_path, **{name: [path] if name == "trusted_keys" else path})
     with pytest.raises(BackendKwargsError, match=f"^There is no key '{path}', which option 'store' names.$"):

@@ -109,7 +109,11 @@ def test_registered_template_is_found_listed_and_published():
 
 
 @pytest.mark.parametrize(
-    ("name", "next_step"), [("freezin", "Did you mean 'freezing'?"), ("qqq", "`backend-kwargs list` shows all.")]
+    ("name", "next_step"),
+    [
+        pytest.param("freezin", "Did you mean 'freezing'?", id="near"),
+        pytest.param("qqq", "`backend-kwargs list` shows all.", id="none near"),
+    ],
 )
 def test_unknown_template(name, next_step):
     """The error for a wrong name has the nearest one, or the next step where none is near."""

@@ -248,7 +248,7 @@ def another_changes_within(x, cache):
 @pytest.mark.parametrize("fn", [calls_aten_within, another_changes_within])
 @torch.no_grad()
 def test_input_stays_within(fn):
-    """A write elsewhere within the pattern changes nothing, and an operator of ATen by its name writes nothing."""
+    """Writes to another tensor, or a functional operator of ATen called by its name, keep no pattern as it is."""
     assert check(fn, "contraction", torch.randn(2, 3, 5, 8), torch.ones(3)) == {"contraction": 1}
 
 
