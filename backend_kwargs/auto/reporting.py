@@ -2,12 +2,12 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
-from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, PlaceRow, RaceRow, by_name, links
+from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, PlaceRow, RaceRow, by_name
 from backend_kwargs.interval import Interval
 from backend_kwargs.progress import progress as shown
 
@@ -50,8 +50,7 @@ def table(decision: Decision) -> str:
     """Return the decision as lines: each candidate with its time, and why it won or lost."""
     # Stores and exports may contain text from anyone.
     width = max([24, *(len(row.name) for row in decision.rows if len(row.name) <= WIDEST)])
-    rows = by_name(decision.rows)
-    lines = [_line(row, rows, width, provisional=decision.provisional) for row in decision.rows]
+    lines = [_line(row, decision, width) for row in decision.rows]
     if decision.rows and decision.provisional:
         lines.append(f"provisional: {what_is_open(decision)}")
     if decision.calls:
@@ -101,26 +100,12 @@ def _head(decision: Decision) -> str:
 
 def _gain(decision: Decision) -> str:
     """Return how much faster the winner is than eager and than default, as far as both were timed."""
-    rows = by_name(decision.rows)
-    if decision.winner == EAGER or (winner := rows.get(decision.winner)) is None:
+    winner = by_name(decision.rows).get(decision.winner)
+    if winner is None or winner.name == EAGER or not (over_eager := decision.ratio_over(winner, EAGER)):
         return ""
-    gain, default = over_eager(winner, rows), over_eager(rows[DEFAULT], rows) if DEFAULT in rows else None
-    if gain is None:
-        return ""
-    than_default = f", {gain.median / default.median:.2f}x over default" if default and winner.name != DEFAULT else ""
-    return f": {gain.median:.2f}x over eager{than_default}"
-
-
-def over_eager(row: RaceRow, rows: Mapping[str, RaceRow]) -> Interval | None:
-    """Return a candidate's speedup over eager, None if it was not timed against it, even by way of others.
-
-    A race times each candidate against the fastest so far, so the speedups on the way to eager are multiplied.
-    """
-    chain = links([*rows.values()], row)
-    if row.name != EAGER and not (chain and chain[-1].against == EAGER and EAGER in rows):
-        return None
-    own = [each.speedup for each in chain if each.speedup]
-    return Interval(*(math.prod(getattr(each, end) for each in own) for end in ("median", "low", "high")))
+    over_default = decision.ratio_over(winner, DEFAULT) if winner.name != DEFAULT else None
+    than_default = f", {over_default.median:.2f}x over default" if over_default else ""
+    return f": {over_eager.median:.2f}x over eager{than_default}"
 
 
 def over_itself(decision: Decision) -> Interval | None:
@@ -129,7 +114,7 @@ def over_itself(decision: Decision) -> Interval | None:
     winner, eager = rows.get(decision.winner), rows.get(EAGER)
     if winner is None or eager is None or not eager.seconds or not 0 < decision.guards_s < eager.seconds:
         return None
-    if (ratio := over_eager(winner, rows)) is None:
+    if (ratio := decision.ratio_over(winner, EAGER)) is None:
         return None
     without = 1 - decision.guards_s / eager.seconds
     return Interval(ratio.median * without, ratio.low * without, ratio.high * without)
@@ -148,17 +133,17 @@ def calls_itself(decision: Decision) -> str:
     return f"with dynamo's guards, {decision.winner} is {ratio.as_ratio()} as fast as the model itself"
 
 
-def _line(row: RaceRow, rows: Mapping[str, RaceRow], width: int, *, provisional: bool = False) -> str:
+def _line(row: RaceRow, decision: Decision, width: int) -> str:
     error = "" if row.error is None else f", error {row.error:.2g}"
     if row.status != "pass":
         timed = "" if row.seconds is None or row.error is None else f" ({row.seconds * 1e6:.1f} µs)"
         return f"{row.name:<{width}} {row.status}: {row.reason}{timed}"
     took = "not timed" if row.seconds is None else f"{row.seconds * 1e6:.1f} µs"
-    total = over_eager(row, rows) if row.speedup else None
+    total = decision.ratio_over(row, EAGER) if row.speedup else None
     ratio, baseline = (total, EAGER) if total else (row.speedup, row.against)
     why = f"{ratio.as_ratio()} over {baseline}" if ratio else row.reason
     peak = f", peak {row.peak_bytes / 2**20:.3f} MiB" if row.peak_bytes is not None else ""
-    kept = "" if not row.won else "  <- kept, provisional" if provisional else "  <- kept"
+    kept = "" if not row.won else "  <- kept, provisional" if decision.provisional else "  <- kept"
     if row.speedup and row.speedup.low <= 1 < row.speedup.median and not row.won:
         kept = f"  within noise of {row.against}"
     asked = f"; raced since {row.reason}" if ratio and row.reason else ""

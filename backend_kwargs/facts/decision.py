@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.options.option import Options
@@ -15,6 +16,7 @@ EAGER, DEFAULT = "eager", "default"  # the candidates of every race
 PASSING = frozenset({"fail_to_run", "oom", "timeout", "unavailable"})
 UNCHECKED, UNCHECKABLE = "unchecked", "uncheckable"  # there was no time to check a candidate's numbers, or is no way
 DEEPEST = 8  # levels of nesting in an option's value; deeper ones end in a RecursionError later
+WIDEST = 100.0  # natural logarithm of a ratio over the ends of its interval, which no measurement has
 UNCLEAR = 1.25  # high over low of a speedup's interval that contains 1 and says nothing
 
 
@@ -159,6 +161,30 @@ class Decision:
         chosen = self.options.get("rewrites")  # of any type in a file from elsewhere
         return isinstance(chosen, list | tuple) and (row.place in chosen or row.place.partition("@")[0] in chosen)
 
+    def ratio_over(self, row: RaceRow, over: str) -> Interval | None:
+        """Return a candidate's speedup over another of this race; None where one was not timed, or a file has no ratio.
+
+        Each was timed against the fastest so far: the intervals of the comparisons between them are combined as those
+        of independent measurements.
+        """
+        other = row if row.name == over else by_name(self.rows).get(over)
+        if other is row:
+            return Interval(1.0, 1.0, 1.0)
+        own_s, other_s = row.seconds or 0.0, (other and other.seconds) or 0.0
+        if other is None or not (0 < own_s < math.inf and 0 < other_s < math.inf):
+            return None
+        mine, theirs = ([*takewhile(_has_ratio, links(self.rows, each))] for each in (row, other))
+        shared = {*map(id, mine)} & {*map(id, theirs)}
+        up = [each.speedup for each in mine if id(each) not in shared and each.speedup]
+        down = [each.speedup for each in theirs if id(each) not in shared and each.speedup]
+        below = [math.log(of.median / of.low) for of in up] + [math.log(of.high / of.median) for of in down]
+        above = [math.log(of.high / of.median) for of in up] + [math.log(of.median / of.low) for of in down]
+        low, high = math.hypot(*below), math.hypot(*above)
+        if max(low, high) > WIDEST:
+            return None
+        ratio = other_s / own_s
+        return Interval(ratio, ratio * math.exp(-low), ratio * math.exp(high))
+
     @property
     def provisional(self) -> bool:
         """Whether it is raced again by a process that has time, and stays on this machine."""
@@ -202,6 +228,12 @@ def links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
             break
         at = following
     return found
+
+
+def _has_ratio(row: RaceRow) -> bool:
+    """Return whether a row's speedup is one of positive numbers."""
+    ratio = row.speedup
+    return ratio is not None and all(0 < each < math.inf for each in (ratio.low, ratio.median, ratio.high))
 
 
 def _is_noise(comparisons: Iterable[RaceRow]) -> bool:

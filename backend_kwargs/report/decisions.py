@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
-from math import exp, hypot, log
 from typing import Literal
 
 from msgspec.structs import replace
 
 from backend_kwargs.auto.reporting import over_itself, what_is_open
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, Doubt, PlaceRow, RaceRow, links
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, Doubt, PlaceRow, RaceRow
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import pays_back, tradeoffs_of
 from backend_kwargs.page.document import (
@@ -98,17 +96,17 @@ def verdict_of(decision: Decision, paste: str = "") -> Verdict:
         text = f"{decision.winner} was chosen for {decision.facts or 'this graph'}; its race is not known."
         return Verdict(text=text, paste=paste)
     eager, mode = _row(decision, EAGER), best_mode(decision)
-    others = [row for row in (mode, eager) if row and row is not winner]
-    found = [(row.name, ratio_over(decision.rows, winner, row)) for row in others]
+    others = [row.name for row in (mode, eager) if row and row is not winner]
+    found = [(name, decision.ratio_over(winner, name)) for name in others]
     if winner.name != EAGER and (itself := over_itself(decision)) and itself.high < 1:
-        found.append((ITSELF, interval_of(itself)))
+        found.append((ITSELF, itself))
     eager_s = seconds_of(eager.seconds) if eager else None
     calls = pays_back(seconds_of(winner.compile_s), seconds_of(winner.seconds), 0.0, eager_s)
     return Verdict(
         winner=winner.name,
         provisional=what_is_open(decision),
         clear=not decision.is_unsure and (winner.speedup is None or winner.speedup.low > 1 or winner.name == EAGER),
-        speedups=tuple(Speedup(over=name, ratio=ratio) for name, ratio in found if ratio),
+        speedups=tuple(Speedup(over=name, ratio=ratio) for name, each in found if (ratio := interval_of(each))),
         error=error_of(winner.error),
         error_bound=error_of(winner.max_error),
         compile_s=seconds_of(winner.compile_s) if winner.name != EAGER else None,
@@ -131,38 +129,13 @@ def _row(decision: Decision, name: str) -> RaceRow | None:
     return next((row for row in decision.rows if row.name == name and seconds_of(row.seconds)), None)
 
 
-def ratio_over(rows: Sequence[RaceRow], row: RaceRow, other: RaceRow) -> Interval | None:
-    """Return a candidate's speedup over another of the race: the product of the comparisons that lie between them.
-
-    Their intervals are combined as those of independent measurements.
-    """
-    own, others = seconds_of(row.seconds), seconds_of(other.seconds)
-    if row is other:
-        return Interval(1.0, 1.0, 1.0)
-    if not own or not others:
-        return None
-    mine, theirs = _links(rows, row), _links(rows, other)
-    shared = {*map(id, mine)} & {*map(id, theirs)}
-    up = [each.speedup for each in mine if id(each) not in shared and each.speedup]
-    down = [each.speedup for each in theirs if id(each) not in shared and each.speedup]
-    low = [log(of.median / of.low) for of in up] + [log(of.high / of.median) for of in down]
-    high = [log(of.high / of.median) for of in up] + [log(of.median / of.low) for of in down]
-    ratio = others / own
-    return interval_of(Interval(ratio, ratio * exp(-hypot(*low)), ratio * exp(hypot(*high))))
-
-
-def _links(rows: Sequence[RaceRow], row: RaceRow) -> list[RaceRow]:
-    """Return the rows whose comparisons lead from a candidate to the first one of a race, as far as they are valid."""
-    return [*takewhile(lambda each: interval_of(each.speedup), links(rows, row))]
-
-
 def speedups_of(decision: Decision, name: str) -> Speedups:
     """Return the candidates of a race with their speedups over eager, or over default where eager was not timed."""
     base = _row(decision, EAGER) or _row(decision, DEFAULT)
     return Speedups(
         title=name,
         over=base.name if base else "",
-        rows=tuple(_speedup_row(decision.rows, row, base) for row in decision.rows),
+        rows=tuple(_speedup_row(decision, row, base) for row in decision.rows),
     )
 
 
@@ -182,7 +155,7 @@ def _place_row(row: PlaceRow, *, used: bool) -> Row:
     return Row(name=name, won=used, speedup=speedup, latency=latency, note=note)
 
 
-def _speedup_row(rows: Sequence[RaceRow], row: RaceRow, base: RaceRow | None) -> Row:
+def _speedup_row(decision: Decision, row: RaceRow, base: RaceRow | None) -> Row:
     own = seconds_of(row.seconds)
     return Row(
         name=row.name,
@@ -190,7 +163,7 @@ def _speedup_row(rows: Sequence[RaceRow], row: RaceRow, base: RaceRow | None) ->
         reason=row.reason,
         note="baseline" if row is base else "",
         won=row.won,
-        speedup=ratio_over(rows, row, base) if base else None,
+        speedup=interval_of(decision.ratio_over(row, base.name)) if base else None,
         latency=interval_of(Interval(own, own, own)) if own else None,
         compile_s=seconds_of(row.compile_s) if row.compile_s else None,
         peak_bytes=count_of(row.peak_bytes),

@@ -13,7 +13,6 @@ from backend_kwargs.report.decisions import (
     best_mode,
     document_of,
     race_of,
-    ratio_over,
     speedups_of,
     verdict_of,
     warnings_of,
@@ -118,7 +117,7 @@ def test_rows_that_say_no_times_have_no_timeline():
 )
 def test_speedups_are_products_of_the_comparisons_between(row, other, expected):
     """Intervals combine as those of independent measurements: the one over eager is wider than each of its own."""
-    ratio = ratio_over(ROWS, ROWS[row], ROWS[other])
+    ratio = DECISION.ratio_over(ROWS[row], ROWS[other].name)
     assert (ratio.median, ratio.low, ratio.high) == pytest.approx(expected, rel=1e-3)
 
 
@@ -128,11 +127,11 @@ def test_comparisons_in_a_circle_end():
         RaceRow("a", seconds=1.0, speedup=TWICE, against="b"),
         RaceRow("b", seconds=2.0, speedup=TWICE, against="a"),
     )
-    assert ratio_over(rows, rows[0], rows[1]).median == 2.0
+    assert replace(DECISION, rows=rows).ratio_over(rows[0], "b").median == 2.0
 
 
 def test_what_was_not_timed_has_no_speedup():
-    assert ratio_over(ROWS, ROWS[5], ROWS[0]) is None
+    assert DECISION.ratio_over(ROWS[5], "eager") is None
 
 
 def test_the_verdict_has_the_best_mode_first():
@@ -182,3 +181,14 @@ def test_speedups_are_over_default_where_eager_was_not_timed():
     group = speedups_of(Decision("k", "g", "default", {}, ROWS[1:]), "")
     baseline = group.rows[0]
     assert (group.over, baseline.note, baseline.speedup) == ("default", "baseline", Interval(1.0, 1.0, 1.0))
+
+
+def test_rows_of_a_file_have_no_ratio_beyond_numbers():
+    """Comparisons whose intervals multiply to more than a number can hold give none, and no error."""
+    wide = Interval(1.0, 1e-300, 1e300)
+    rows = (
+        RaceRow("eager", seconds=1.0),
+        RaceRow("a", seconds=1.0, speedup=wide, against="eager"),
+        RaceRow("b", seconds=1.0, speedup=wide, against="a"),
+    )
+    assert replace(DECISION, rows=rows).ratio_over(rows[2], "eager") is None
