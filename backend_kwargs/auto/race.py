@@ -227,7 +227,7 @@ def prepared(
 def met(race: RaceState, best: Runner, challenger: Runner | None, *, free: bool = False) -> Runner:
     """Return the better of two candidates, by time or memory; the next ones extend the challenger if it wins.
 
-    Without time for a few calls, which is not asked if this is `free`, what has to serve stays untimed.
+    Without time for a few calls nothing is timed, and the first compiled candidate wins; a `free` one is always timed.
     """
     if challenger is None:
         return best
