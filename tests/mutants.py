@@ -145,7 +145,7 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_decide.py auto/test_auto_race.py",
     "*/graphs/replay.py": "auto/test_auto_sandbox.py auto/test_auto_effects.py auto/test_auto_race.py"
     " auto/test_auto_traces.py",
-    "*/auto/ddp_buckets.py": "auto/test_auto_ddp.py",
+    "*/graphs/ddp_buckets.py": "auto/test_auto_ddp.py",
     "*/auto/*.py": "auto/test_auto_decide.py auto/test_auto_race.py",
     "*/tvm/part_compiler.py": "backends/tvm/test_tvm_supported.py backends/tvm/test_tvm_lowering.py",
     "*/backends/part*.py": "backends/test_partitioned.py backends/tvm/test_tvm_correct.py"

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from backend_kwargs.auto.cache_key import ambient, devices_of
-from backend_kwargs.auto.ddp_buckets import bucket_of
 from backend_kwargs.auto.process_memory import Served, memory, note_served
 from backend_kwargs.auto.question import Question, Request, pinnable, savable
 from backend_kwargs.auto.ranks import agreed, ranks
@@ -20,6 +19,7 @@ from backend_kwargs.auto.reporting import progress, tell, what_is_open
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, warn_once
 from backend_kwargs.facts import DEFAULT, EAGER, Compiled, CompileFacts, Decision, Pins, RaceRow, Unraced
 from backend_kwargs.facts.decision import plain
+from backend_kwargs.graphs.ddp_buckets import bucket_of
 from backend_kwargs.graphs.determinism import check_libraries
 from backend_kwargs.graphs.writes import (
     communicates,

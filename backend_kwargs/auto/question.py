@@ -14,7 +14,6 @@ from torch.fx import GraphModule
 
 from backend_kwargs.auto.cache_key import ambient, card_of, described, devices_of, kinds, signature
 from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, others_for, step_names, trusted
-from backend_kwargs.auto.ddp_buckets import Bucket
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.process_memory import CallOfGraphs, memory
 from backend_kwargs.auto.ranks import may_differ, ranks
@@ -26,6 +25,7 @@ from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import DEFAULT, EAGER, Compiled, Decision, RaceRow, Unraced
+from backend_kwargs.graphs.ddp_buckets import Bucket
 from backend_kwargs.graphs.spelling import spelled, structure
 from backend_kwargs.keys import key
 from backend_kwargs.options import Limit, Options
