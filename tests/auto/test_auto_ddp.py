@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
+from backend_kwargs.auto import race
 from backend_kwargs.auto.store import Catalogue
-from backend_kwargs.graphs import ddp_buckets, race
+from backend_kwargs.graphs import ddp_buckets
 from tests.auto.graphs import backend_of
 
 
