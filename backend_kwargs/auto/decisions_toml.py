@@ -41,20 +41,21 @@ def write_decisions(decisions: Iterable[Decision], path: Path) -> list[Decision]
     Return those written: one that could not be read back is left out, with a warning.
     """
     written: dict[str, Decision] = {}
-    texts = [HEAD]
+    texts, named = [HEAD], {""}
     for each in decisions:
-        if each.key not in written and (text := _text(each)):
+        if each.key not in written and (text := _text(each, named)):
             texts.append(text)
+            named.add(template_name(each))
             written[each.key] = each
     write_whole(path, "\n".join(texts) + "\n")
     return [*written.values()]
 
 
-def _text(decision: Decision) -> str:
-    """Return the tables of a decision, "" if they would not be read back."""
+def _text(decision: Decision, named: Container[str]) -> str:
+    """Return the tables of a decision, "" if they would not be read back; without a template that is `named` before."""
     unlike = [f"option {name!r} is {shown(value)}" for name, value in decision.options.items() if not has_form(value)]
     why = next(iter(unlike), "" if KEY.fullmatch(decision.key) else "its key has not 64 hexadecimal digits")
-    text = "" if why else "\n".join(toml_lines(_tables(decision)))
+    text = "" if why else "\n".join(toml_lines(_tables(decision, named)))
     try:
         tomllib.loads(text.encode().decode())
     except (ValueError, RecursionError) as error:  # as of a number that is none, or half of a character
@@ -64,13 +65,13 @@ def _text(decision: Decision) -> str:
     return "" if why else text
 
 
-def _tables(decision: Decision) -> dict[str, Any]:
+def _tables(decision: Decision, named: Container[str]) -> dict[str, Any]:
     """Return the table of a decision, and that of a template: the winner's options, and the user's merged onto them."""
     fixed = {name: value for name, value in decision.fixed.items() if has_form(value)}
     own = {name: getattr(decision, name) for name in KEPT}
     tables = {"options": decision.options, "fixed": fixed, "machine": decision.machine}
     decided = {"decisions": {decision.key: own | tables}}
-    if not (name := template_name(decision)):
+    if (name := template_name(decision)) in named:
         return decided
     if left_out := [option for option in decision.fixed if option not in fixed]:
         warn_once(f"Template {name!r} leaves out {', '.join(map(repr, left_out))}, which cannot be written as TOML.")

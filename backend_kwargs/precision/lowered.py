@@ -83,7 +83,8 @@ def check_room(size: int) -> None:
 def widened(gm: GraphModule, *, attributes: bool = True) -> GraphModule:
     """Return a copy of a graph, and of those in it, with all dtypes widened; their inputs must be wide already.
 
-    So are tensors that are `attributes`. Raise TypeError if a node reads the bits of numbers, which differ in float64.
+    With `attributes`, tensors that the graphs hold are widened too. Raise TypeError if a node reads the bits of
+    numbers, which differ in float64.
     """
     graph = copy.deepcopy(gm.graph)
     for node in graph.nodes:
