@@ -135,7 +135,7 @@ TESTS: Mapping[str, str] = {
     "*/process_memory.py": "auto/test_auto_decide_steps.py auto/test_auto_artifacts.py auto/test_auto_decide.py",
     "*/decide.py": "auto/test_auto_decide_steps.py auto/test_auto_keys.py auto/test_auto_decide.py"
     " auto/test_auto_cache_key.py auto/test_auto_ranks.py auto/test_auto_race.py",
-    "*/ranks.py": "auto/test_auto_ranks.py test_left_by_exceptions.py",
+    "*/ranks.py": "auto/test_auto_ranks.py",
     "*/reporting.py": "auto/test_auto_reporting.py auto/test_auto_precision.py auto/test_auto_race.py",
     "*/auto/settings.py": "auto/test_auto_settings.py auto/test_auto_decide.py",
     "*/auto/store.py": "auto/test_auto_decision.py faults/test_faults_store.py auto/test_auto_stored.py"

@@ -4,7 +4,6 @@ import logging
 import os
 import sys
 import tempfile
-import threading
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from backend_kwargs.auto import decide, process_memory, ranks
+from backend_kwargs.auto import decide, process_memory
 from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.backends.inductor import cutlass
@@ -31,15 +30,9 @@ from backend_kwargs.torch_internals.replacing import replaced
 from backend_kwargs.torch_internals.tensors import modes_restored
 from backend_kwargs.trial import roundings
 
-STORE = torch.distributed.HashStore()
-
 
 def filters():
     return [(name, [*logging.getLogger(name).filters]) for name in onnx_session.LINES]
-
-
-def counting():
-    return [thread.name for thread in threading.enumerate() if "count" in thread.name]
 
 
 def wrappers():
@@ -69,7 +62,6 @@ def nothing():
 # The context, what may be changed within it, and the state that is compared.
 CONTEXTS = {
     "decisions": (process_memory.nothing_decided, nothing, process_memory.memory),
-    "ranks that wait": (lambda: ranks._counting(STORE, "key"), nothing, counting),
     "lines of the exporter": (onnx_session._without_lines_of_the_exporter, nothing, filters),
     "grad mode": (modes_restored, lambda: torch._C._set_grad_enabled(False), torch.is_grad_enabled),
     "forward mode": (modes_restored, lambda: torch._C._set_fwd_grad_enabled(False), torch._C._is_fwd_grad_enabled),
