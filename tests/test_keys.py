@@ -301,9 +301,9 @@ def test_identity_of_the_pass():
 def test_layouts_of_cutlass(monkeypatch):
     """The release and each place are in the name of a layout of CUTLASS, so that no other install's is used."""
     parts = {"include": Path("/a"), "tools": Path("/b")}
-    monkeypatch.setattr(cutlass, "version", lambda name: "1")
+    monkeypatch.setattr(cutlass, "installed_version", lambda name: "1")
     found = [cutlass._key(parts), *(cutlass._key(parts | {name: Path("/c")}) for name in parts)]
-    monkeypatch.setattr(cutlass, "version", lambda name: "2")
+    monkeypatch.setattr(cutlass, "installed_version", lambda name: "2")
     found.append(cutlass._key(parts))
     assert len({*found}) == 4
 
