@@ -111,7 +111,8 @@ TESTS: Mapping[str, str] = {
     "*/facts/__init__.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",
     "*/choices.py": "torch_internals/test_choices.py test_pinning.py",
     "*/determinism.py": "graphs/test_determinism.py test_pinning.py",
-    "*/fleet/audit.py": "fleet/test_audit.py fleet/test_findings.py fleet/test_contenders.py",
+    "*/fleet/audit.py": "fleet/test_audit_choices.py fleet/test_findings.py fleet/test_contenders.py"
+    " fleet/test_audit.py",
     "*/decisions_toml.py": "auto/test_auto_decisions_toml.py auto/test_auto_compilers.py auto/test_auto_precision.py",
     "*/candidates.py": "auto/test_auto_steps.py auto/test_auto_candidates.py auto/test_auto_settings.py"
     " auto/test_auto_compilers.py auto/test_auto_rewrites.py auto/test_auto_worth.py auto/test_auto_decide.py",
