@@ -217,7 +217,7 @@ def prepared(
         row.status, row.reason = "same code", f"as {same}"
     if runner.runs:
         return runner
-    if row.error is not None and row.status == "fail_accuracy":
+    if row.error is not None and row.status == "fail_accuracy" and race.budget.may_time:
         time_in_turn(race, runner, best)  # never chosen, and worth knowing when the bound is reconsidered
     race.rows.append(row)
     logger.info("%s is dropped: %s: %s", row.name, row.status, row.reason)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import backend_kwargs as bk
-from backend_kwargs.auto import process_memory
+from backend_kwargs.auto import budget, process_memory
 from backend_kwargs.auto.decisions_toml import read_decisions, write_decisions
 from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.errors import BackendKwargsWarning
@@ -75,6 +75,14 @@ def test_beyond_the_bound_it_never_wins(auto, store, default_wins, log):
     assert (
         f"bf16                     fail_accuracy: output[0]: error {row.error:.2g}, above max_error=1e-06 (" in log.text
     )
+
+
+def test_beyond_the_bound_it_takes_no_time_that_is_not_left(monkeypatch, auto, store):
+    """Its time is only shown, so it is not measured where calls are too slow for what is left of the budget."""
+    monkeypatch.setattr(budget, "LEAST_CALLS", 10**9)
+    call(auto(net(), precision="bf16", max_error=1e-6), rows())
+    row = rows_of(store)["bf16"]
+    assert (row.status, row.seconds) == ("fail_accuracy", None)
 
 
 @torchao
