@@ -105,24 +105,42 @@ def test_nothing_of_torch_puts_generators_back_in_a_race():
     assert while_compiling(look) == []
 
 
-def recording_backward():
-    """Draw in a backward pass, as `recording` does."""
+def in_backward(draw):
+    """Draw in a backward pass."""
     x = torch.ones(1, requires_grad=True)
-    x.register_hook(lambda grad: recording())
+    x.register_hook(lambda grad: draw())
     (x * 2).backward()
 
 
 def test_only_a_races_thread_and_backward_passes_leave_generators_alone():
     """Torch still puts them back in other threads, and after the race in these too."""
+    backward = partial(in_backward, recording)
 
     def look():
         with restored(), ThreadPoolExecutor(1) as pool:
             with left_to_dynamo():
                 found = [is_moved(recording)]
-                found += [pool.submit(is_moved, each).result() for each in (recording, recording_backward)]
-            return [*found, is_moved(recording), is_moved(recording_backward)]
+                found += [pool.submit(is_moved, each).result() for each in (recording, backward)]
+            return [*found, is_moved(recording), is_moved(backward)]
 
     assert while_compiling(look) == [True, False, True, False, False]
+
+
+def test_what_is_imported_in_a_race_puts_generators_back_after_it():
+    """A module keeps the function that it found in the race, which from then on does what torch's own does."""
+
+    def look():
+        with left_to_dynamo():
+            kept = cudagraph_trees.preserve_rng_state
+
+        def draw():
+            with kept():
+                torch.rand(1)
+
+        with restored():
+            return [is_moved(draw), is_moved(partial(in_backward, draw))]
+
+    assert while_compiling(look) == [False, False]
 
 
 def test_a_call_without_dynamo_leaves_the_generators(store):
