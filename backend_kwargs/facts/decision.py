@@ -177,9 +177,8 @@ class Decision:
         shared = {*map(id, mine)} & {*map(id, theirs)}
         up = [each.speedup for each in mine if id(each) not in shared and each.speedup]
         down = [each.speedup for each in theirs if id(each) not in shared and each.speedup]
-        below = [math.log(of.median / of.low) for of in up] + [math.log(of.high / of.median) for of in down]
-        above = [math.log(of.high / of.median) for of in up] + [math.log(of.median / of.low) for of in down]
-        low, high = math.hypot(*below), math.hypot(*above)
+        reaches = [_reach(of) for of in up] + [_reach(of)[::-1] for of in down]
+        low, high = (math.hypot(*(reach[end] for reach in reaches)) for end in (0, 1))
         if max(low, high) > WIDEST:
             return None
         ratio = other_s / own_s
@@ -234,6 +233,12 @@ def _has_ratio(row: RaceRow) -> bool:
     """Return whether a row's speedup is one of positive numbers."""
     ratio = row.speedup
     return ratio is not None and all(0 < each < math.inf for each in (ratio.low, ratio.median, ratio.high))
+
+
+def _reach(ratio: Interval) -> tuple[float, float]:
+    """Return how far the lower and the upper end of an interval are from its median, as natural logarithms."""
+    median = math.log(ratio.median)  # not that of a quotient, which may be 0 for numbers of a file
+    return median - math.log(ratio.low), math.log(ratio.high) - median
 
 
 def _is_noise(comparisons: Iterable[RaceRow]) -> bool:
