@@ -101,7 +101,9 @@ def _head(decision: Decision) -> str:
 def _gain(decision: Decision) -> str:
     """Return how much faster the winner is than eager and than default, as far as both were timed."""
     winner = by_name(decision.rows).get(decision.winner)
-    if winner is None or winner.name == EAGER or not (over_eager := decision.ratio_over(winner, EAGER)):
+    if winner is None or winner.name == EAGER or winner.speedup is None:
+        return ""
+    if (over_eager := decision.ratio_over(winner, EAGER)) is None:
         return ""
     over_default = decision.ratio_over(winner, DEFAULT) if winner.name != DEFAULT else None
     than_default = f", {over_default.median:.2f}x over default" if over_default else ""
