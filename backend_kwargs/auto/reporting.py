@@ -1,9 +1,12 @@
-"""Reporting of a race: progress, log, and reports."""
+"""Reporting of a race: progress, log, torch's trace, and reports."""
 
+import json
 import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from functools import partial
 from typing import TypeAlias
 
 from backend_kwargs.errors import printable
@@ -16,6 +19,7 @@ OnProgress: TypeAlias = Callable[[str, float], None]
 logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
+ARTIFACT = {"name": "backend_kwargs_race", "encoding": "json"}  # of torch's structured trace
 MOST_PLACES = 12  # of a table; a decision has all
 WORDS = {
     Doubt.FAILED: "default could not run here",
@@ -36,7 +40,7 @@ def progress(told: OnProgress | None = None) -> AbstractContextManager[OnProgres
 
 
 def tell(decision: Decision, told: set[tuple[str, str]]) -> None:
-    """Log the decision, with its table unless that was `told` under its key before."""
+    """Log the decision, with its table unless that was `told` under its key before; and add it to torch's trace."""
     if decision.winner == EAGER and decision.rows:
         logger.info("No candidate beats eager on this graph, which runs uncompiled.")
     shown = table(decision)
@@ -44,6 +48,10 @@ def tell(decision: Decision, told: set[tuple[str, str]]) -> None:
     if decision.rows:
         told.add((decision.key, shown))
     logger.info("%s", f"{_head(decision)}, as decided before" if again else shown)
+    from backend_kwargs.torch_internals.dynamo import trace_structured
+
+    as_json = partial(json.dumps, asdict(decision), default=repr)
+    trace_structured("artifact", metadata_fn=lambda: ARTIFACT, payload_fn=as_json)
 
 
 def table(decision: Decision) -> str:

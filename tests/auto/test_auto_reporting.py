@@ -1,6 +1,7 @@
 """Progress, log, trace and table of a race."""
 
 import io
+import json
 import logging
 import sys
 from dataclasses import replace
@@ -126,6 +127,17 @@ EAGER_WON = (replace(OF_EAGER, won=True), replace(DEFAULT, seconds=200e-6, speed
 def test_when_the_model_itself_is_faster(rows, guards_s, why):
     """A compiled call has dynamo's guards, which a call of the model itself has not."""
     assert reporting.calls_itself(decided(*rows, guards_s=guards_s)) == why
+
+
+@torch.no_grad()
+def test_the_decision_is_in_torchs_trace(auto, caplog):
+    """torch's structured trace contains each decision with its table, as a JSON artifact."""
+    caplog.set_level(logging.DEBUG, logger="torch.__trace")
+    auto(torch.nn.Linear(8, 8))(torch.randn(4, 8))
+    artifacts = [each for each in caplog.records if getattr(each, "metadata", {}).get("artifact") == reporting.ARTIFACT]
+    (found,) = [json.loads(record.payload) for record in artifacts]
+    assert {row["name"] for row in found["rows"]} == {"eager", "default"}
+    assert found["winner"] in ("eager", "default")
 
 
 @pytest.mark.parametrize(
