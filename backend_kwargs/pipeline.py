@@ -258,6 +258,7 @@ STAGES: tuple[Stage, ...] = (
         {
             "store": auto.read_store,
             "race": auto.read_race,
+            "candidates": lambda given: [*given] if isinstance(given, tuple) else given,
         },
         auto.REMOVED,
     ),

@@ -81,3 +81,9 @@ def test_a_key_that_is_not_there(tmp_path, name):
         make_backend("tmpl-inductor:auto", store=["other", store])
     path.write_text("no key")
     assert len(make_backend("tmpl-inductor:auto", store=["other", store]).options["store"]) == 2
+
+
+def test_candidates_may_be_a_tuple():
+    """As `rewrites` takes either; both are the same backend."""
+    given, same = (make_backend("tmpl-inductor:auto", candidates=make(["default"])) for make in (tuple, list))
+    assert given == same
