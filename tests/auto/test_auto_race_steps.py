@@ -317,6 +317,16 @@ def test_what_was_compiled_is_timed_while_there_is_time(raced, monkeypatch, spen
     assert made.rows == [champion.row, challenger.row]
 
 
+@pytest.mark.parametrize("free", [True, False], ids=["doubt", "any other candidate"])
+def test_what_a_doubt_compiles_is_timed_after_the_budget(raced, monkeypatch, free):
+    """However slow its calls are; another candidate that is there then stays untimed."""
+    monkeypatch.setattr(steps, "interleaved", lambda *_: {"champion": [2.0] * 9, "challenger": [1.0] * 9})
+    made, champion, challenger = raced(spent=500.0, call_s=9.0), runner("rewrites"), runner("default")
+    monkeypatch.setattr(race, "prepared", lambda *_, free: challenger)
+    best = race.against(made, champion, RaceCandidate("default", over=False), free=free)
+    assert best is (challenger if free else champion)
+
+
 def test_a_call_waits_for_dynamo(monkeypatch):
     """The seconds that dynamo adds are waited for in each call."""
     ticks = count(step=0.01)
