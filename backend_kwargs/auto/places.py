@@ -33,10 +33,10 @@ Read: TypeAlias = tuple[Node, Node]  # a node outside of a place, and the first 
 LEAST_SHARE = 0.02  # of a call: what takes less is not worth two compiles
 PRODUCTS = {"linear", "matmul", "einsum", "mv", "scaled_dot_product_attention"} | GEMMS
 MOST_NEIGHBOURS = 8
-# Gathers, reductions, casts and views that torch has no tag for.
+# What Inductor fuses though torch has no tag for it: gathers and other moves of elements, reductions, casts and views.
 FUSED = frozenset(
-    {"index", "index_select", "gather", "embedding", "_softmax", "native_layer_norm", "native_group_norm"}
-    | {"_fused_rms_norm", "_to_copy", "_unsafe_view"}
+    {"index", "index_select", "gather", "embedding", "constant_pad_nd", "flip", "roll", "repeat", "tril", "triu"}
+    | {"_softmax", "native_layer_norm", "native_group_norm", "_fused_rms_norm", "_to_copy", "_unsafe_view"}
 )
 
 
