@@ -5,7 +5,7 @@ And `backend-kwargs tune-plan`, which makes them: the models of a file, on this 
 
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -38,7 +38,7 @@ from backend_kwargs.errors import BackendKwargsError, counted, removed, shortene
 from backend_kwargs.facts.decision import Decision
 from backend_kwargs.files import read_toml
 from backend_kwargs.fleet import board
-from backend_kwargs.fleet.board import AUTO, Unit, UnitClaims, is_slower, name_of, read_plan
+from backend_kwargs.fleet.board import AUTO, UnitClaims, is_slower, name_of, read_plan
 from backend_kwargs.fleet.scheduling import (
     Ended,
     LocalPool,
@@ -46,6 +46,7 @@ from backend_kwargs.fleet.scheduling import (
     Queue,
     RayPool,
     Summary,
+    UnitOutcome,
     devices_here,
     drive,
     expected,
@@ -469,11 +470,11 @@ def _progress(count: int) -> Iterator[Callable[[int, Ended], None]]:
 
 def _show(summary: Summary, store: str | None) -> None:
     """Print a row for each unit, the reasons of those that failed, and what was covered and spent."""
-    print_table(UNIT_COLUMNS, map(_row, [summary] * len(summary.units), summary.units))
-    for unit, why in summary.failures:
-        say(f"failed: {unit.label}: {shortened(why, LONGEST_REASON)}")
-    for why in dict.fromkeys(summary.missing.values()):
-        count = sum(each == why for each in summary.missing.values())
+    print_table(UNIT_COLUMNS, map(_row, summary.units))
+    for each in summary.units:
+        if each.failed:
+            say(f"failed: {each.unit.label}: {shortened(each.failed, LONGEST_REASON)}")
+    for why, count in Counter(each.missing for each in summary.units if each.missing).items():
         say(f"not run here: {counted(count, 'unit')}, since {why}")
     asked, covered = summary.covered
     say(f"devices covered: {len(covered)} of {len(asked)} ({', '.join(covered) or 'none'} of {', '.join(asked)})")
@@ -485,36 +486,33 @@ def _show(summary: Summary, store: str | None) -> None:
         )
         say(f"A/A, the widest of a call beside itself: {summary.same.as_ratio()}: {verdict}")
     say(f"spent: {summary.cost_s:.0f} s of workers, for {len(summary.ended)} of {len(summary.units)} units")
-    done = [document for unit in summary.units if (document := summary.document(unit))]
-    if not done:
+    if not summary.done:
         return None
-    if all(is_slower(each.gain, each.same) for each in done):
+    if all(is_slower(each.gain, each.same) for each in summary.done):
         return say("Call the models themselves: compiled, none of them is faster.")
     where = "" if store is None else f", 'store': {store!r}"
     options = f"{{'race': 'never', 'match': 'device'{where}}}"
     say("", f"torch.compile(model, backend={AUTO!r}, options={options}, dynamic=False)")
 
 
-def _row(summary: Summary, unit: Unit) -> tuple[str, ...]:
-    document = summary.document(unit)
-    if document is None:
-        return unit.label, summary.status(unit), "", "", "", ""
+def _row(of: UnitOutcome) -> tuple[str, ...]:
+    if (document := of.done) is None:
+        return of.unit.label, of.status, "", "", "", ""
     gain = document.gain.as_ratio() if document.gain else ""
     if is_slower(document.gain, document.same):
         gain = f"{gain}: call the model itself"
     winners = ", ".join(document.winners)
-    return unit.label, summary.status(unit), winners, gain, f"{document.seconds:.0f} s", document.device_name
+    return of.unit.label, of.status, winners, gain, f"{document.seconds:.0f} s", document.device_name
 
 
 def page_of_plan(plan: Path, summary: Summary) -> page.Document:
     """Return the page of a plan: each unit's gain over eager, its noise, where it was raced, and what failed."""
-    rows = tuple(_page_row(summary, unit) for unit in summary.units)
-    done = [document for unit in summary.units if (document := summary.document(unit))]
+    rows = tuple(map(_page_row, summary.units))
     asked, covered = summary.covered
-    environment = environment_of(*({"device_name": each.device_name or None, **each.releases} for each in done))
+    environment = environment_of(*({"device_name": each.device_name or None, **each.releases} for each in summary.done))
     return page.Document(
         title=plan.name,
-        subtitle=f"{len(done)} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices, "
+        subtitle=f"{len(summary.done)} of {len(rows)} units are done, for {len(covered)} of {len(asked)} devices, "
         + measured_on(environment),
         made=now(),
         by="backend-kwargs tune-plan",
@@ -531,13 +529,11 @@ def page_of_plan(plan: Path, summary: Summary) -> page.Document:
     )
 
 
-def _page_row(summary: Summary, unit: Unit) -> page.Row:
-    document = summary.document(unit)
-    if document is None:
-        why = summary.failure(unit) or summary.missing.get(unit.key, "")
-        return page.Row(file_of(unit.label), summary.status(unit), why)
+def _page_row(of: UnitOutcome) -> page.Row:
+    if (document := of.done) is None:
+        return page.Row(file_of(of.unit.label), of.status, of.failed or of.missing)
     return page.Row(
-        name=file_of(unit.label),
+        name=file_of(of.unit.label),
         status=SLOWER if is_slower(document.gain, document.same) else "pass",
         note=f"{', '.join(document.winners)}: {document.seconds:.0f} s",
         speedup=interval_of(document.gain),

@@ -10,22 +10,25 @@ cluster each unit is a task, which Ray places, and runs again where a worker die
 folder of the plan with the factories. Whoever can reach a cluster, or its dashboard, can run any code there.
 """
 
+import itertools
 import os
-import shutil
 import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -41,6 +44,8 @@ MOST_AWAY_S = 600.0  # of a store that does not answer, if nothing runs
 POLL_S = LEASE_S / 4  # between two looks at a unit that another process runs
 LEARN_S = LEASE_S  # between two looks at how long units took, while that of some is not known
 
+Raced: TypeAlias = tuple[bytes, str]  # a unit's result as JSON, or b"" and how its process was lost
+
 
 class Ended(NamedTuple):
     """A unit that ended: its result, or the reason why its worker was lost."""
@@ -50,26 +55,46 @@ class Ended(NamedTuple):
     lost: str = ""
 
 
-class Pool(Protocol):
-    """Workers that run units."""
+class Pool(ABC):
+    """Workers that run units; `running` has the unit of each future, and what it runs on."""
 
+    def __init__(self) -> None:
+        self.running: dict[Future[Raced], tuple[Unit, Any]] = {}
+
+    @abstractmethod
     def missing(self, unit: Unit) -> str:
         """Return why no worker here can ever run this unit, or ""."""
 
+    @abstractmethod
     def devices_of(self, unit: Unit) -> Collection[str]:
         """Return the names of the devices that may run this unit, as its result names one; none if not known."""
 
+    @abstractmethod
     def fits(self, unit: Unit) -> bool:
         """Return whether a worker is free that can run it now, by its device and threads."""
 
+    @abstractmethod
     def start(self, unit: Unit) -> None:
         """Run a unit that fits."""
 
-    def wait(self, seconds: float) -> Sequence[Ended]:
-        """Return the units that ended; wait at most `seconds` for the first."""
-
+    @abstractmethod
     def cancel(self) -> None:
         """End what runs."""
+
+    def wait(self, seconds: float) -> Sequence[Ended]:
+        """Return the units that ended; wait at most `seconds` for the first."""
+        if not self.running:
+            time.sleep(seconds)
+        done, _ = wait(self.running, seconds, FIRST_COMPLETED)
+        return [_ended(self.running.pop(each)[0], each) for each in done]
+
+
+def _ended(unit: Unit, future: "Future[Raced]") -> Ended:
+    try:
+        result, lost = future.result()
+        return Ended(unit, msgspec.json.decode(result, type=Result) if result else None, lost)
+    except Exception as error:  # noqa: BLE001 - a dead worker, its environment, or a result of another release
+        return Ended(unit, Result(failed=f"its worker failed: {error_text(error)}"))
 
 
 class Queue:
@@ -87,7 +112,7 @@ class Queue:
         self.own = {unit.key for unit in units[number - 1 :: of]}
         known = board.known()
         done = board.done(known)
-        self.done = {unit.key: done[name_of(unit)] for unit in units if name_of(unit) in done}
+        self.done = {unit.key for unit in units if name_of(unit) in done}
         # Without claims another process may be racing what is not its own, and nobody would know.
         mine = units if board.claims else [unit for unit in units if unit.key in self.own]
         self.left = {unit.key: unit for unit in mine if unit.key not in self.done}
@@ -95,11 +120,8 @@ class Queue:
         self.attempts: Counter[str] = Counter()
         self.away, self.looked_again = "", 0.0
         self.away_since: float | None = None
-        before: Counter[tuple[str, str]] = Counter()
-        self.places: dict[str, int] = {}  # among the units of its model
-        for unit in units:
-            self.places[unit.key] = before[unit.model, unit.device]
-            before[unit.model, unit.device] += 1
+        before: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
+        self.places = {unit.key: next(before[unit.model, unit.device]) for unit in units}  # among those of its model
         self.learned = clock()
         self._order(known)
 
@@ -202,42 +224,54 @@ def drive(queue: Queue, pool: Pool) -> Iterator[Ended]:
                 queue.check_store()
                 if not queue.left:
                     return
-            for ended in pool.wait(POLL_S):
+            for unit, came, lost in pool.wait(POLL_S):
                 running -= 1
-                if (final := _recorded(queue, ended)) is not None:
-                    yield final
+                if came is None:
+                    queue.board.release(unit)
+                    if queue.again(unit):
+                        continue
+                result = came or Result(failed=f"its worker was lost {MOST_ATTEMPTS} times: {lost}")
+                why = queue.board.record(unit, result)
+                yield Ended(unit, msgspec.structs.replace(result, failed=why) if why else result)
     finally:
         if running:
             pool.cancel()
 
 
-def _recorded(queue: Queue, ended: Ended) -> Ended | None:
-    """Keep what came of a unit; None if it runs again, since its worker was lost."""
-    unit, result, lost = ended
-    if result is None:
-        queue.board.release(unit)
-        if queue.again(unit):
-            return None
-        result = Result(failed=f"its worker was lost {MOST_ATTEMPTS} times: {lost}")
-    if why := queue.board.record(unit, result):
-        result = msgspec.structs.replace(result, failed=why)
-    return Ended(unit, result)
-
-
 SAME_WITHIN = 1.1  # a call is as fast as itself, up to this
+
+
+class UnitOutcome(NamedTuple):
+    """What came of a unit, in this process if `here`, or why no worker can run it."""
+
+    unit: Unit
+    document: UnitDocument | None = None
+    here: bool = False
+    missing: str = ""
+
+    @property
+    def failed(self) -> str:
+        """Why it failed, "" if it did not."""
+        return self.document.failed if self.document else ""
+
+    @property
+    def done(self) -> UnitDocument | None:
+        """Its document if it is done."""
+        return None if self.failed else self.document
+
+    @property
+    def status(self) -> str:
+        """Whether it was raced here, was done before or elsewhere, failed, or is not done."""
+        if self.document is None:
+            return "no worker" if self.missing else "not done"
+        return "failed" if self.failed else "raced" if self.here else "done before"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What came of a plan: `known` are the store's documents by name, `missing` the reasons why no worker can run one.
+    """What came of a plan, unit by unit."""
 
-    `ended` are the units that ended in this process.
-    """
-
-    units: Sequence[Unit]
-    known: Mapping[str, UnitDocument]
-    ended: Mapping[str, Ended] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
+    units: Sequence[UnitOutcome]
 
     @classmethod
     def of(
@@ -245,65 +279,50 @@ class Summary:
     ) -> "Summary":
         """Return the summary, with the store read again for what others did."""
         known = board.known()
-        failed = {name: document for name, document in known.items() if document.failed}
-        # What ended here is done, also if another process has raced it for its own device since.
-        own = {name_of(unit): document_of(unit, result) for unit, result, _ in ended if result and not result.failed}
-        done = failed | board.done(known) | own
-        return cls(units, done, {each.unit.key: each for each in ended}, missing)
+        done = board.done(known)
+        found = {name: document for name, document in known.items() if document.failed or name in done}
+        # What ended here counts, also if another process has raced it for its own device since.
+        here = {name_of(unit): document_of(unit, result) for unit, result, _ in ended if result}
+        named = ((name_of(unit), unit) for unit in units)
+        return cls(
+            [UnitOutcome(of, (found | here).get(name), name in here, missing.get(of.key, "")) for name, of in named]
+        )
 
-    def document(self, unit: Unit) -> UnitDocument | None:
-        """Return the document of a unit that is done."""
-        document = self.known.get(name_of(unit))
-        return document if document and not document.failed else None
+    @property
+    def done(self) -> list[UnitDocument]:
+        """The documents of the units that are done."""
+        return [each.done for each in self.units if each.done]
 
-    def failure(self, unit: Unit) -> str:
-        """Return why a unit is not done, "" if it is, or was not begun."""
-        ended = self.ended.get(unit.key)
-        if ended and ended.result and ended.result.failed:
-            return ended.result.failed
-        if self.document(unit):
-            return ""
-        stored = self.known.get(name_of(unit))
-        return stored.failed if stored else ""
-
-    def status(self, unit: Unit) -> str:
-        """Return whether a unit was raced here, was done before or elsewhere, failed, or is not done."""
-        if self.failure(unit):
-            return "failed"
-        if self.document(unit):
-            return "raced" if unit.key in self.ended else "done before"
-        return "no worker" if unit.key in self.missing else "not done"
+    @property
+    def ended(self) -> list[UnitDocument]:
+        """The documents of the units that ended in this process."""
+        return [each.document for each in self.units if each.here and each.document]
 
     def failed_among(self, own: Collection[str]) -> bool:
         """Return whether a unit failed here, or in this process's `own` share: others' are theirs to try again."""
-        return any(unit.key in own or unit.key in self.ended for unit, _ in self.failures)
-
-    @property
-    def failures(self) -> list[tuple[Unit, str]]:
-        """The units that failed, with their reasons."""
-        return [(unit, why) for unit in self.units if (why := self.failure(unit))]
+        return any(each.failed and (each.here or each.unit.key in own) for each in self.units)
 
     @property
     def cost_s(self) -> float:
         """The seconds of workers that this process spent."""
-        return sum(each.result.seconds for each in self.ended.values() if each.result)
+        return sum(each.seconds for each in self.ended)
 
     @property
     def covered(self) -> tuple[list[str], list[str]]:
         """The devices that were asked for, and those of them for which each unit is done."""
-        asked = list(dict.fromkeys(unit.device for unit in self.units))
-        left = {unit.device for unit in self.units if not self.document(unit)}
+        asked = list(dict.fromkeys(each.unit.device for each in self.units))
+        left = {each.unit.device for each in self.units if not each.done}
         return asked, [device for device in asked if device not in left]
 
     @property
     def same(self) -> Interval | None:
         """The widest A/A ratio of the units that were raced here: how far a call may be from itself."""
-        return widest(each.result.same for each in self.ended.values() if each.result)
+        return widest(each.same for each in self.ended)
 
     @property
     def noise(self) -> Interval | None:
         """The widest A/A ratio of all units that are done, whenever they were raced."""
-        return widest(document.same for unit in self.units if (document := self.document(unit)))
+        return widest(each.same for each in self.done)
 
     @property
     def is_disturbed(self) -> bool:
@@ -311,98 +330,75 @@ class Summary:
         return self.same is not None and self.same.reach > SAME_WITHIN
 
 
-TOPOLOGY = Path("/sys/devices/system/cpu")
-
+# ---- the process of a unit
 
 LOOK_S = 0.1
 
 
-@dataclass
-class UnitProcess:
-    """The process of a unit, with the folder where its result will be, and the time until which it may run."""
+def raced(
+    text: bytes,
+    where: Path = Path(),
+    cores: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    cancelled: threading.Event | None = None,
+) -> Raced:
+    """Race the unit in `text` in a process, started in the folder `where`, on these cores if any; return its result.
 
-    unit: Unit
-    process: "subprocess.Popen[bytes]"
-    folder: Path
-    until: float
-
-    @classmethod
-    def start(
-        cls, unit: Unit, where: Path, cores: Sequence[int] = (), variables: Mapping[str, str] = MappingProxyType({})
-    ) -> "UnitProcess":
-        """Start it in the folder `where`, on these cores if any, with these variables of the environment."""
-        folder = Path(tempfile.mkdtemp(prefix="backend_kwargs-tune-"))
-        with (folder / "stderr").open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "backend_kwargs.fleet.worker", folder / "result", ",".join(map(str, cores))],
-                stdin=subprocess.PIPE,
+    One that takes too long fails. On any way out the process is ended, with all that it started.
+    """
+    most_s = msgspec.json.decode(text, type=Unit).most_s
+    until = time.monotonic() + most_s
+    with tempfile.TemporaryDirectory(prefix="backend_kwargs-tune-", ignore_cleanup_errors=True) as folder:
+        (unit, result, errors) = (Path(folder, name) for name in ("unit", "result", "stderr"))
+        unit.write_bytes(text)
+        with (
+            errors.open("wb") as stderr,
+            subprocess.Popen(
+                [sys.executable, "-m", "backend_kwargs.fleet.worker", unit, result, ",".join(map(str, cores))],
+                stdin=subprocess.PIPE,  # closed when this process dies
                 stdout=subprocess.DEVNULL,
-                stderr=errors,
+                stderr=stderr,
                 cwd=where,
                 # Modules are found as here: a worker of Ray has the paths of the command.
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | dict(variables),
                 start_new_session=True,  # Ctrl-C is for the command, which ends what runs
-            )
-        assert process.stdin
-        with suppress(OSError):  # it is dead already, which ended() tells
-            process.stdin.write(msgspec.json.encode(unit) + b"\n")
-            process.stdin.flush()
-        return cls(unit, process, folder, time.monotonic() + unit.most_s)
-
-    def ended(self) -> Ended | None:
-        """Return what came of the unit, None while it runs; one that takes too long is ended, and failed."""
-        is_late = not self.is_over()
-        if is_late and time.monotonic() < self.until:
-            return None
-        self._end()
-        try:
-            most_s = self.unit.most_s
+            ) as process,
+        ):
+            try:
+                while not (is_over := _is_over(process)) and time.monotonic() < until:
+                    if cancelled and cancelled.is_set():
+                        break
+                    time.sleep(LOOK_S)
+            finally:
+                _end(process)
+        if not is_over:
             why = f"it took longer than {most_s:g} s, and was killed; limit_s in the plan gives a unit more"
-            return Ended(self.unit, Result(failed=why, seconds=most_s)) if is_late else self._outcome()
-        finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _outcome(self) -> Ended:
-        try:
-            return Ended(self.unit, msgspec.json.decode((self.folder / "result").read_bytes(), type=Result))
-        except (OSError, msgspec.MsgspecError):
-            code = self.process.returncode
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            lines = (self.folder / "stderr").read_text(errors="replace").split("\n")
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-            return Ended(self.unit, None, f"{how}{f', {last[:200]}' if last else ''}")
-
-    def interrupt(self) -> None:
-        """Ask it to end."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGINT)
-
-    def is_over(self) -> bool:
-        """Return whether it has ended; it is not reaped before all that it started has, so its number is no other's."""
-        return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def kill(self) -> None:
-        """End it at once with all that it started, and remove its folder."""
-        self._end()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _end(self) -> None:
-        end_tree(self.process.pid)
-        self.process.wait()
-        if self.process.stdin:
-            with suppress(OSError):
-                self.process.stdin.close()
+            return msgspec.json.encode(Result(failed=why, seconds=most_s)), ""
+        with suppress(OSError):
+            return result.read_bytes(), ""
+        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+        said = errors.read_text(errors="replace").strip().rpartition("\n")[2].strip()
+        return b"", f"{how}{said and f', {said[:200]}'}"
 
 
-def cancel(running: Sequence[UnitProcess]) -> None:
-    """Interrupt processes of units, and end those that have not ended after a grace."""
-    for each in running:
-        each.interrupt()
+def _is_over(process: "subprocess.Popen[bytes]") -> bool:
+    """Return whether it has ended; it is not reaped before all that it started has, so its number is no other's."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process with all that it started: at once if it is over, else after it was interrupted, and a grace."""
+    if not _is_over(process):
+        os.killpg(process.pid, signal.SIGINT)
     until = time.monotonic() + GRACE_S
-    while not all(each.is_over() for each in running) and time.monotonic() < until:
+    while not _is_over(process) and time.monotonic() < until:
         time.sleep(LOOK_S)
-    for each in running:
-        each.kill()
+    end_tree(process.pid)
+
+
+# ---- workers of this machine
+
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,38 +409,41 @@ class Device:
     gpu: str = ""
     name: str = "cpu"
 
+    def is_like(self, unit: Unit) -> bool:
+        """Return whether it is of the type that a unit is for."""
+        return bool(self.gpu) and is_named(self.name, unit.device) if unit.on_gpu else not self.gpu
 
-@dataclass
-class LocalPool:
-    """Processes of this machine, one for each unit, started in `folder`, where the plan is."""
 
-    devices: Sequence[Device]
-    folder: Path
-    _running: list[tuple[UnitProcess, Device]] = field(default_factory=list)
+class LocalPool(Pool):
+    """Processes of this machine, one for each unit on a device, started in `folder`, where the plan is."""
+
+    def __init__(self, devices: Sequence[Device], folder: Path) -> None:
+        super().__init__()
+        self.devices, self.folder = devices, folder
+        self._threads, self._cancelled = ThreadPoolExecutor(len(devices)), threading.Event()
 
     def missing(self, unit: Unit) -> str:
         """Return why no device here can ever run this unit, or ""."""
-        like = [device for device in self.devices if _is_like(device, unit)]
-        if not like:
+        most = max((len(device.cores) for device in self.devices if device.is_like(unit)), default=0)
+        if not most:
             return f"this machine has no {'GPU' if unit.device == 'cuda' else unit.device}"
-        most = max(len(device.cores) for device in like)
         if unit.threads and unit.threads > most:
             return f"it needs {unit.threads} threads, and a worker has {most} cores: use fewer, --on local:N"
         return ""
 
     def devices_of(self, unit: Unit) -> set[str]:
         """Return the names of the devices here that are like the unit's."""
-        return {device.name for device in self.devices if _is_like(device, unit)}
+        return {device.name for device in self.devices if device.is_like(unit)}
 
     def fits(self, unit: Unit) -> bool:
         """Return whether a device is free. No race on the CPU runs beside one on a GPU, which needs the CPU too."""
-        if any(each.unit.on_gpu != unit.on_gpu for each, _ in self._running):
+        if any(each.on_gpu != unit.on_gpu for each, _ in self.running.values()):
             return False
         return self._free(unit) is not None
 
     def _free(self, unit: Unit) -> Device | None:
-        busy = [device for _, device in self._running]
-        enough = (device for device in self.devices if _is_like(device, unit) and device not in busy)
+        busy = [device for _, device in self.running.values()]
+        enough = (device for device in self.devices if device.is_like(unit) and device not in busy)
         return next((device for device in enough if len(device.cores) >= (unit.threads or 1)), None)
 
     def start(self, unit: Unit) -> None:
@@ -455,29 +454,14 @@ class LocalPool:
         variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         if device.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = device.gpu
-        self._running.append((UnitProcess.start(unit, self.folder, device.cores, variables), device))
-
-    def wait(self, seconds: float) -> list[Ended]:
-        """Return the units whose process has ended, or was killed since it took too long."""
-        until = time.monotonic() + seconds
-        while not (ended := list(self._ended())) and time.monotonic() < until:
-            time.sleep(LOOK_S)
-        return ended
-
-    def _ended(self) -> Iterator[Ended]:
-        for each in list(self._running):
-            if ended := each[0].ended():
-                self._running.remove(each)
-                yield ended
+        given = msgspec.json.encode(unit), self.folder, device.cores, variables, self._cancelled
+        self.running[self._threads.submit(raced, *given)] = unit, device
 
     def cancel(self) -> None:
         """Interrupt what runs, and kill what has not ended after a grace."""
-        cancel([process for process, _ in self._running])
-        self._running.clear()
-
-
-def _is_like(device: Device, unit: Unit) -> bool:
-    return bool(device.gpu) and is_named(device.name, unit.device) if unit.on_gpu else not device.gpu
+        self._cancelled.set()
+        self._threads.shutdown()
+        self.running.clear()
 
 
 def devices_here(workers: int | None) -> list[Device]:
@@ -532,18 +516,6 @@ RAY = "ray://"  # before the HOST:PORT of a cluster
 TYPE = "accelerator_type:"  # how Ray names a node's kind of GPU
 
 
-def raced(text: bytes) -> tuple[bytes, str]:
-    """Race a unit in a process that a worker of Ray watches; return its result, or b"" and how the process was lost."""
-    process = UnitProcess.start(msgspec.json.decode(text, type=Unit), Path.cwd())
-    try:
-        while (ended := process.ended()) is None:
-            time.sleep(LOOK_S)
-    except BaseException:
-        cancel([process])
-        raise
-    return (msgspec.json.encode(ended.result) if ended.result else b""), ended.lost
-
-
 def without_login(address: str) -> str:
     """Return an address without the user, password, token or parameters in it."""
     try:
@@ -556,10 +528,11 @@ def _url(address: str) -> str:
     return address if "://" in address else f"{RAY}{address}"
 
 
-class RayPool:
+class RayPool(Pool):
     """The workers of the cluster at `address`, "auto" for the one of this machine; `folder` travels to them."""
 
     def __init__(self, address: str, folder: Path) -> None:
+        super().__init__()
         os.environ.update(NO_STATISTICS)
         try:
             import ray
@@ -584,7 +557,6 @@ class RayPool:
             ) from None
         # max_calls: none outlives its unit, with the GPUs that it sees.
         self.task = self.ray.remote(max_calls=1, max_retries=MOST_ATTEMPTS - 1)(raced)
-        self.running: dict[Any, Unit] = {}
 
     def missing(self, unit: Unit) -> str:
         """Return why no node of the cluster can run this unit, or ""."""
@@ -599,8 +571,7 @@ class RayPool:
 
     def fits(self, unit: Unit) -> bool:
         """Return whether the cluster has a place for the unit, beside those of its kind that run."""
-        like = [each for each in self.running.values() if (each.device, each.threads) == (unit.device, unit.threads)]
-        return len(like) < self._places(unit)
+        return sum(_kind(each) == _kind(unit) for each, _ in self.running.values()) < self._places(unit)
 
     def _places(self, unit: Unit) -> int:
         """Return how many units of this kind the cluster can run at once."""
@@ -616,29 +587,12 @@ class RayPool:
             types = (_type_of(node["Resources"], unit) for node in self.ray.nodes() if node["Alive"])
             kind = next(filter(None, types), "") if unit.device != "cuda" else ""
             wanted = {"num_gpus": 1, "num_cpus": 1, "resources": {kind: 0.001} if kind else {}}
-        self.running[self.task.options(**wanted).remote(msgspec.json.encode(unit))] = unit
-
-    def wait(self, seconds: float) -> Sequence[Ended]:
-        """Return the units whose tasks have ended."""
-        if not self.running:
-            time.sleep(seconds)
-            return []
-        ready, others = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        if ready and others:
-            ready += self.ray.wait(others, num_returns=len(others), timeout=0)[0]
-        return [self._ended(task) for task in ready]
-
-    def _ended(self, task: Any) -> Ended:
-        unit = self.running.pop(task)
-        try:
-            result, lost = self.ray.get(task)
-            return Ended(unit, msgspec.json.decode(result, type=Result) if result else None, lost)
-        except Exception as error:  # noqa: BLE001 - a dead worker, its environment, or a result of another release
-            return Ended(unit, Result(failed=f"Ray lost it: {error_text(error)}"))
+        task = self.task.options(**wanted).remote(msgspec.json.encode(unit))
+        self.running[task.future()] = unit, task
 
     def cancel(self) -> None:
         """Cancel the tasks that run or wait."""
-        for task in self.running:
+        for _, task in self.running.values():
             with suppress(Exception):  # the cluster may be gone
                 self.ray.cancel(task, force=True)
         self.running.clear()

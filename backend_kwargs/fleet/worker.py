@@ -1,4 +1,4 @@
-"""A worker of one unit: `python -m backend_kwargs.fleet.worker RESULT CORE,CORE` with the unit on standard input.
+"""A worker of one unit: `python -m backend_kwargs.fleet.worker UNIT RESULT CORE,CORE`, whose first two are files.
 
 It ends when its standard input is closed, which is when the process that started it dies.
 """
@@ -15,16 +15,15 @@ GRACE_S = 5.0  # for compilers to remove what they wrote in part
 PROCESSES = Path("/proc")
 
 
-def main(result: str, cores: str) -> None:
-    """Race the unit on these cores, and write its result as a file."""
+def main(unit: str, result: str, cores: str) -> None:
+    """Race the unit in a file on these cores, and write its result as another."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    unit = sys.stdin.buffer.readline()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from backend_kwargs.files import write_whole
     from backend_kwargs.fleet.racing import race_unit
 
-    write_whole(Path(result), race_unit(unit).decode())
+    write_whole(Path(result), race_unit(Path(unit).read_bytes()).decode())
 
 
 def _end_with_parent() -> None:

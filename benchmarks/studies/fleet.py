@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backend_kwargs.fleet.board import LEASE_S, Result, Unit, UnitClaims
-from backend_kwargs.fleet.scheduling import POLL_S, Ended, Queue, drive
+from backend_kwargs.fleet.scheduling import POLL_S, Ended, Pool, Queue, drive
 
 RECORDED = Path(__file__).with_name("fleet_seconds.json")
 UNITS, GPUS, MOST_GRAPHS = 1000, 64, 60
@@ -115,7 +115,7 @@ class Work:
 
 
 @dataclass
-class Workers:
+class Workers(Pool):
     """A pool of GPUs on the virtual clock, of which one dies at each of `deaths`."""
 
     work: Work

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 from backend_kwargs.cli import app
 from backend_kwargs.cli.decisions import _show, page_of_plan
 from backend_kwargs.errors import BackendKwargsError
-from backend_kwargs.fleet.board import AUTO, WITHOUT_EFFECT, Unit, UnitDocument, name_of, read_plan
+from backend_kwargs.fleet.board import AUTO, WITHOUT_EFFECT, Unit, UnitDocument, read_plan
 from backend_kwargs.fleet.racing import racing
-from backend_kwargs.fleet.scheduling import Summary
+from backend_kwargs.fleet.scheduling import Summary, UnitOutcome
 from backend_kwargs.interval import Interval
 from backend_kwargs.page.document import Verdict
 from backend_kwargs.registry import make_backend
@@ -320,8 +320,8 @@ def ended(*gains):
     """Return the summary of a plan with a unit for each gain; None for one that failed."""
     units = [Unit("m.py:build", "cpu", sizes={"batch": at}) for at in range(len(gains))]
     same = Interval(1.0, 0.99, 1.01)
-    known = {
-        name_of(unit): UnitDocument(
+    documents = [
+        UnitDocument(
             unit=unit,
             failed="" if gain else "no luck",
             device_name="cpu AVX2",
@@ -330,8 +330,8 @@ def ended(*gains):
             same=same,
         )
         for unit, gain in zip(units, gains, strict=True)
-    }
-    return Summary(units, known)
+    ]
+    return Summary([*map(UnitOutcome, units, documents)])
 
 
 def test_the_page_of_a_plan():

@@ -163,7 +163,7 @@ def test_a_unit_without_its_decision_runs_again(gone):
         raced.store.put(raced.decision, b"{")
     assert taken(raced.queue()) == ["a"]
     assert taken(waiting) == ["a"]
-    assert Summary.of([raced.unit], UnitClaims(raced.store, HERE), [], {}).status(raced.unit) == "not done"
+    assert Summary.of([raced.unit], UnitClaims(raced.store, HERE), [], {}).units[0].status == "not done"
 
 
 @pytest.mark.parametrize(

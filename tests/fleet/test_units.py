@@ -1,5 +1,6 @@
 """Units: what makes one another unit, what is stored of it, where it may run, and how a plan is summed up."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -172,10 +173,6 @@ def test_why_nothing_is_kept(decisions, why):
 # ---- where units run
 
 
-def running(pool, device, on_gpu):
-    pool._running.append((SimpleNamespace(unit=SimpleNamespace(on_gpu=on_gpu)), device))
-
-
 def test_devices_are_given_once(tmp_path):
     """A device that runs a unit is not free, and a race on a CPU does not run beside one on a GPU."""
     cpus = [Device((0, 1)), Device((2, 3))]
@@ -184,13 +181,13 @@ def test_devices_are_given_once(tmp_path):
     pool = LocalPool([*cpus, gpu], tmp_path)
     assert pool.fits(UNIT)
     assert pool.fits(on_gpu)
-    running(pool, cpus[0], on_gpu=False)
+    pool.running[Future()] = UNIT, cpus[0]
     assert pool.fits(UNIT)
     assert not pool.fits(on_gpu)
-    running(pool, cpus[1], on_gpu=False)
+    pool.running[Future()] = UNIT, cpus[1]
     assert not pool.fits(UNIT)
-    pool._running.clear()
-    running(pool, gpu, on_gpu=True)
+    pool.running.clear()
+    pool.running[Future()] = on_gpu, gpu
     assert not pool.fits(UNIT)
     assert not pool.fits(on_gpu)
 
@@ -220,24 +217,24 @@ def summed(*ended, known=(), missing=()):
 def test_what_became_of_each_unit():
     """What ended here, was done before, failed here or elsewhere, or has no worker."""
     own = summed(Ended(UNIT, Result(seconds=3.0)), Ended(FAILED, Result(failed="no weights", seconds=4.0)))
-    assert [own.status(each) for each in own.units] == ["raced", "failed", "not done"]
-    assert own.failures == [(FAILED, "no weights")]
+    assert [each.status for each in own.units] == ["raced", "failed", "not done"]
+    assert [each.failed for each in own.units] == ["", "no weights", ""]
     assert (own.cost_s, own.covered) == (7.0, (["cpu", "cuda"], []))
     done = [UnitDocument(unit=each, releases=HERE) for each in (UNIT, OTHER)]
     before = summed(known=[*done, UnitDocument(unit=FAILED, failed="elsewhere", releases=HERE)], missing=[OTHER])
-    assert [before.status(each) for each in before.units] == ["done before", "failed", "done before"]
-    assert before.failures == [(FAILED, "elsewhere")]
+    assert [each.status for each in before.units] == ["done before", "failed", "done before"]
+    assert [each.failed for each in before.units] == ["", "elsewhere", ""]
     assert before.covered == (["cpu", "cuda"], ["cuda"])
-    assert summed(missing=[OTHER]).status(OTHER) == "no worker"
+    assert summed(missing=[OTHER]).units[-1].status == "no worker"
 
 
 def test_what_failed_before_and_ended_here_is_done():
     """The later result counts, either way."""
     stored = UnitDocument(unit=UNIT, failed="no weights", releases=HERE)
-    mended = summed(Ended(UNIT, Result()), known=[stored])
-    assert (mended.status(UNIT), mended.failures) == ("raced", [])
-    broken = summed(Ended(UNIT, Result(failed="now")), known=[UnitDocument(unit=UNIT, releases=HERE)])
-    assert (broken.status(UNIT), broken.failures) == ("failed", [(UNIT, "now")])
+    mended = summed(Ended(UNIT, Result()), known=[stored]).units[0]
+    assert (mended.status, mended.failed) == ("raced", "")
+    broken = summed(Ended(UNIT, Result(failed="now")), known=[UnitDocument(unit=UNIT, releases=HERE)]).units[0]
+    assert (broken.status, broken.failed) == ("failed", "now")
 
 
 @pytest.mark.parametrize(
