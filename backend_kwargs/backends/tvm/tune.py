@@ -1,24 +1,19 @@
-"""MetaSchedule's search, in this process, and its records, which later processes reuse.
+"""MetaSchedule's search, in this process, and its results, which later processes reuse.
 
-Each search writes its own directory below `work_dir` and the target's name, in TVM's format, and those of the target
-are all read, line by line: so processes may share a `work_dir`, and a killed one leaves at most one incomplete last
-line, which is skipped.
+The best schedule of each kernel is a file below `work_dir` and the target's name, written whole after each batch of
+measurements: so processes may share a `work_dir`, and a killed one leaves what it measured.
 """
 
 import inspect
 import json
 import logging
 import sys
-import tempfile
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import tvm
@@ -27,7 +22,7 @@ from tvm import tirx
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord, Workload
+from tvm.s_tir.meta_schedule.database import MemoryDatabase, TuningRecord, Workload
 from tvm.s_tir.meta_schedule.runner import local_runner
 from tvm.target import Target
 
@@ -40,9 +35,6 @@ from backend_kwargs.options.option import Options
 from backend_kwargs.progress import progress
 from backend_kwargs.torch_internals.replacing import replaced
 
-WORKLOADS, RECORDS = "database_workload.json", "database_tuning_record.json"
-FINISHED = "finished"  # a file with each function's number of trials, written when a search has ended
-FAILED_S = 1e9  # a time of MetaSchedule's above this means a failed run
 FAR, REPEATS, SHORTEST_RUN_MS = 2, 10, 2  # a schedule that takes FAR times the fastest runs once
 # With TVM's own 512 candidates and four generations, preparing a batch takes longer than measuring it.
 STRATEGIES: Mapping[str, Options] = {
@@ -60,13 +52,13 @@ def tuned(mod: tvm.IRModule, settings: TVMOptions, target: Target, ours: Ours) -
 
     Where a function is tuned, `ours` is measured too, so a short search never makes it slower.
     """
-    known = Known.read(_directory(settings, target))
-    nothing_known = not settings.trials and not known.trials
-    if nothing_known and settings.work_dir and any(Path(settings.work_dir).rglob(WORKLOADS)):
+    results = Results(_directory(settings, target))
+    nothing_known = not settings.trials and not results.trials
+    if nothing_known and settings.work_dir and any(Path(settings.work_dir).rglob("*.json")):
         why = f"{settings.work_dir!r} has no results of a search for this target, and nothing is tuned"
         warn_once(f"TVM option 'work_dir': {why}; also write {TUNING}, once.")
-    measured = _search(mod, settings, target, known, ours) if settings.trials else 0
-    with known.database:
+    measured = _search(mod, settings, target, results, ours) if settings.trials else 0
+    with results.database:
         return tvm.relax.transform.MetaScheduleApplyDatabase()(mod), measured
 
 
@@ -82,118 +74,79 @@ def _directory(settings: TVMOptions, target: Target) -> Path | None:
     return Path(settings.work_dir) / f"{target.kind.name}-{key}"
 
 
-@dataclass
-class Known:
-    """The best schedules of all searches, and each function's number of trials in searches that ended."""
+@derived_object
+class Results(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc] # TVM is not typed
+    """The best known schedules, and each kernel's number of trials in searches that ended, 0 if none did."""
 
-    database: ms.database.MemoryDatabase = field(default_factory=ms.database.MemoryDatabase)
-    trials: dict[int, int] = field(default_factory=dict)
+    def __init__(self, directory: Path | None) -> None:
+        super().__init__()
+        self.directory, self.database, self.trials = directory, MemoryDatabase(), dict[int, int]()
+        for file in directory.glob("*.json") if directory else ():
+            stat = file.stat()
+            if found := _read(file, (stat.st_mtime_ns, stat.st_size)):
+                record, trials = found
+                self.add(record.workload.mod, record.trace, record.run_secs, record.target, record.args_info)
+                self.trials[tvm_ffi.structural_hash(record.workload.mod)] = trials
 
-    @classmethod
-    def read(cls, directory: Path | None) -> "Known":
-        """Read every search below `directory`; broken records are skipped."""
-        known = cls()
-        if directory and directory.is_dir():
-            for search in sorted(path.parent for path in directory.rglob(WORKLOADS)):
-                text = "".join(_lines(search / FINISHED))
-                stats = [file.stat() for file in (search / WORKLOADS, search / RECORDS) if file.is_file()]
-                stamp = tuple((each.st_size, each.st_mtime_ns) for each in stats)
-                known.add(*_records(search, stamp), int(text) if text.isdigit() else 0)
-        return known
+    def add(self, mod: tvm.IRModule, trace: object, seconds: Sequence[float], target: Target, args: object) -> None:
+        """Add a schedule of a kernel, with its seconds."""
+        workload = self.database.commit_workload(mod)
+        self.database.commit_tuning_record(TuningRecord(trace, workload, seconds, target, args))
 
-    def add(self, workloads: Iterable[Workload], records: Iterable[TuningRecord], trials: int) -> None:
-        """Add the best records; `trials` is each workload's number of trials, 0 if the search was interrupted."""
-        for workload in workloads:
-            key = tvm_ffi.structural_hash(workload.mod)
-            self.trials[key] = max(trials, self.trials.get(key, 0))
-        for each in records:
-            workload = self.database.commit_workload(each.workload.mod)
-            self.database.commit_tuning_record(
-                TuningRecord(each.trace, workload, each.run_secs, each.target, each.args_info)
-            )
+    def apply(self, scheduler: ms.TaskScheduler, task: int, *_: object) -> None:
+        """Write what is known of a kernel, as MetaSchedule asks after each batch."""
+        self.write(scheduler.tasks_[task].ctx.mod)
+
+    def write(self, mod: tvm.IRModule, trials: int = 0) -> None:
+        """Write a kernel's best schedule and the number of `trials` after which its search ended."""
+        kernel = tvm_ffi.structural_hash(mod)
+        self.trials[kernel] = max(trials, self.trials.get(kernel, 0))
+        best = self.database.get_top_k(self.database.commit_workload(mod), 1)
+        if not (best and self.directory):
+            return
+        content = json.dumps([best[0].workload.as_json(), best[0].as_json(), self.trials[kernel]])
+        try:
+            write_whole(self.directory / f"{kernel % 2**64:016x}.json", content)
+        except BackendKwargsError as error:
+            warn_once(f"TVM's results serve this process only: {error}")
+            self.directory = None
 
 
-@lru_cache(maxsize=1024)
-def _records(search: Path, stamp: object) -> tuple[list[Workload], list[TuningRecord]]:
-    """Return a search's workloads, and the record of the fastest schedule for each.
+@lru_cache(maxsize=4096)
+def _read(file: Path, stamp: object) -> tuple[TuningRecord, int] | None:
+    """Return the record in a file and its number of trials, None if it is broken or of another TVM.
 
-    `stamp` is the sizes and times of its files: each part of each graph asks for them.
+    `stamp` is the file's time and size: each part of each graph asks for it, and TVM takes 2 ms to read a schedule.
     """
-    workloads = [_parsed(line, Workload.from_json) for line in _lines(search / WORKLOADS)]
-    records = [_parsed(line, _timed) for line in _lines(search / RECORDS)]
-    timed = sorted((each for each in records if each is not None), key=itemgetter(0))
-    best: dict[int, TuningRecord] = {}
-    for _, at, record in timed:
-        # TVM takes 2 ms to read the schedule of a record, so those of slower ones are not read.
-        # One that is broken is left out.
-        read = partial(TuningRecord.from_json, record, workloads[at])
-        if at not in best and (fastest := _or_reason(read)[0]) is not None:
-            best[at] = fastest
-    return [w for w in workloads if w is not None], list(best.values())
-
-
-def _timed(parsed: Any) -> tuple[float, int, Any]:
-    """Return a record's seconds, the place of its workload, and the record; raise if it did not run."""
-    at, record = parsed
-    seconds = [float(each) for each in record[1]]
-    if max(seconds) >= FAILED_S:
-        raise ValueError("a failed run")
-    return sum(seconds) / len(seconds), int(at), record
-
-
-def _lines(file: Path) -> list[str]:
-    """Return the lines of a file, none if there is no file."""
-    return file.read_text(errors="replace").splitlines() if file.is_file() else []
-
-
-def _parsed(line: str, read: Callable[[Any], T]) -> T | None:
-    """Return what `read` makes of a line of JSON, None if it is incomplete, or of another TVM."""
-    return _or_reason(lambda: read(json.loads(line)))[0]
+    try:
+        workload, record, trials = json.loads(file.read_text())
+        return TuningRecord.from_json(record, Workload.from_json(workload)), int(trials)
+    except Exception:  # noqa: BLE001 - whatever TVM raises
+        return None
 
 
 # ---- the search
 
 
-def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, known: Known, ours: Ours) -> int:
+def _search(mod: tvm.IRModule, settings: TVMOptions, target: Target, results: Results, ours: Ours) -> int:
     """Search for schedules of those functions that are not searched yet; return the number of measurements."""
     tasks = [task for task in ms.relax_integration.extract_tasks(mod, target) if _is_searched(task)]
     share = _share(settings, tasks)
-    tasks = [task for task in tasks if known.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
+    tasks = [task for task in tasks if results.trials.get(tvm_ffi.structural_hash(task.dispatched[0]), 0) < share]
     if not tasks:
         return 0
-    kept = _directory(settings, target)
-    with nullcontext(kept) if kept else tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
-        directory = Path(parent) / f"search-{uuid.uuid4().hex[:12]}"
-        directory.mkdir(parents=True)
-        database, trials = JSONDatabase(work_dir=str(directory)), min(settings.trials, share * len(tasks))
-        with progress("tuning", f"{trials} trials") as tell:
-            _import_tensor_intrinsics()
-            builder = InProcessBuilder()
-            runner = InProcessRunner(builder.kept, lambda at: tell(f"trial {at} of {trials}", at / trials))
-            measured = [_measure_ours(task, ours, builder, runner, database) for task in tasks]
-            completed = _tune(_slow(tasks, measured), settings, builder, runner, database)
-        if why := _why_incomplete(directory, database, share if completed else None):
-            warn_once(f"TVM's results cannot be stored in {str(directory)!r}: {why}. They serve this process only.")
-        records = database.get_all_tuning_records()
-        ran = [each for each in records if max(map(float, each.run_secs or [FAILED_S])) < FAILED_S]
-        known.add([each.workload for each in records], ran, share if completed else 0)
+    if results.directory:
+        results.directory.mkdir(parents=True, exist_ok=True)
+    trials = min(settings.trials, share * len(tasks))
+    with progress("tuning", f"{trials} trials") as tell:
+        _import_tensor_intrinsics()
+        builder = InProcessBuilder()
+        runner = InProcessRunner(builder.kept, lambda at: tell(f"trial {at} of {trials}", at / trials))
+        measured = [_measure_ours(task, ours, builder, runner, results) for task in tasks]
+        completed = _tune(_slow(tasks, measured), settings, builder, runner, results)
+    for task in tasks:
+        results.write(task.dispatched[0], share if completed else 0)
     return runner.measured
-
-
-def _why_incomplete(directory: Path, database: JSONDatabase, trials: int | None) -> str:
-    """Write that a search of `trials` has ended, and return why its files are incomplete, "" if they are whole.
-
-    TVM's database does not notice a full disk.
-    """
-    records = [_parsed(line, lambda parsed: isinstance(parsed, list)) for line in _lines(directory / RECORDS)]
-    if records.count(True) < len(database):
-        return "TVM wrote only a part of them, as on a full disk"
-    try:
-        if trials is not None:
-            write_whole(directory / FINISHED, str(trials))
-    except BackendKwargsError as error:
-        return str(error).removesuffix(".")
-    return ""
 
 
 def _share(settings: TVMOptions, tasks: Sequence[ms.ExtractedTask]) -> int:
@@ -221,7 +174,7 @@ def _slow(tasks: Sequence[ms.ExtractedTask], seconds: Sequence[float | None]) ->
 
 def _tune(
     tasks: list[ms.ExtractedTask], settings: TVMOptions, builder: "InProcessBuilder", runner: "InProcessRunner",
-    database: JSONDatabase,
+    results: Results,
 ) -> bool:  # fmt: skip
     """Search, and return whether the search was completed: TVM fails at some functions, after some measurements."""
     share = _share(settings, tasks)
@@ -249,9 +202,9 @@ def _tune(
             num_trials_per_iter=min(settings.num_trials_per_iter, share),
             builder=builder,
             runner=runner,
-            database=database,
+            database=results.database,
             cost_model=settings.cost_model,
-            measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel()],
+            measure_callbacks=[ms.measure_callback.AddToDatabase(), ms.measure_callback.UpdateCostModel(), results],
         )
     except Exception as error:  # noqa: BLE001 - TVM may raise any exception
         warn_once(f"TVM's search failed, and what it had measured is used: {error_text(error)}.")
@@ -275,7 +228,7 @@ def _space(target: Target) -> ms.SpaceGenerator:
 
 
 def _measure_ours(
-    task: ms.ExtractedTask, ours: Ours, builder: "InProcessBuilder", runner: "InProcessRunner", database: JSONDatabase
+    task: ms.ExtractedTask, ours: Ours, builder: "InProcessBuilder", runner: "InProcessRunner", results: Results
 ) -> float | None:
     """Record our own schedule, and return its seconds, None if it does not apply."""
     mod = task.dispatched[0]
@@ -290,8 +243,7 @@ def _measure_ours(
     (future,) = runner.run([ms.runner.RunnerInput(built.artifact_path, task.target.kind.name, args)])
     if not (seconds := future.result().run_secs):
         return None
-    workload = database.commit_workload(mod)
-    database.commit_tuning_record(TuningRecord(sch.trace, workload, seconds, task.target, args))
+    results.add(mod, sch.trace, seconds, task.target, args)
     return float(seconds[0])
 
 

@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -60,10 +61,10 @@ def kept(tmp_path_factory):
 
 
 def copied(kept: Path, to: Path) -> Path:
-    """Copy a work_dir with one search, and return its path in the copy."""
+    """Copy a work_dir with one result, and return the result's path in the copy."""
     shutil.copytree(kept, to, dirs_exist_ok=True)
-    (search,) = to.glob("*/search-*")
-    return search
+    (result,) = to.glob("*/*.json")
+    return result
 
 
 def test_a_tuned_product_is_right(kept):
@@ -191,52 +192,48 @@ def test_two_processes_share_a_work_dir(tmp_path):
 
 
 def test_what_a_killed_process_measured_is_reused(tmp_path):
+    """What it measured until then serves, and the kernel is searched again."""
     process = in_a_process(tmp_path, "trials=100000, num_trials_per_iter=4")
-    while not any(file.stat().st_size for file in tmp_path.rglob("*record.json")):
+    while not [*tmp_path.rglob("*.json")]:
         assert process.poll() is None
         time.sleep(0.05)
     process.kill()
     process.communicate(timeout=60)
-    assert not list(tmp_path.rglob("finished"))
     assert tuned(tmp_path, trials=0).tuned == 1
-
-
-def test_a_search_that_was_killed_keeps_its_whole_lines(kept, tmp_path):
-    """A killed search with a half-written last line keeps its complete lines."""
-    search = copied(kept, tmp_path)
-    (search / "finished").unlink()
-    records = search / "database_tuning_record.json"
-    records.write_text(records.read_text()[:-40])
-    assert tuned(tmp_path, trials=0).tuned == 1
-
-
-def test_a_search_that_was_killed_is_searched_again(kept, tmp_path):
-    (copied(kept, tmp_path) / "finished").unlink()
     assert tuned(tmp_path, trials=2).notes != ("measured 0 schedules",)
 
 
-@pytest.mark.parametrize("broken", ["", "[", "null", "[7, []]", "\x00\xff"], ids=repr)
-def test_broken_records_are_passed_over(kept, tmp_path, broken):
-    search = copied(kept, tmp_path)
-    (search / "database_tuning_record.json").write_text(broken)
-    assert tuned(tmp_path, trials=0).tuned == 0
+@pytest.mark.parametrize("broken", ["", "[", "null", "[7, [], 1]", "\x00\xff"], ids=repr)
+def test_broken_results_are_passed_over(kept, tmp_path, broken):
+    copied(kept, tmp_path).write_text(broken)
+    with pytest.warns(BackendKwargsWarning, match="has no results of a search for this target"):
+        assert tuned(tmp_path, trials=0).tuned == 0
 
 
-def test_only_the_fastest_record_is_read_and_once(kept, tmp_path, monkeypatch):
-    """The many records of a long search are not all parsed, nor again for each part of a graph."""
-    search = copied(kept, tmp_path)
-    lines = [json.loads(line) for line in (search / "database_tuning_record.json").read_text().splitlines()]
+def test_a_result_is_read_once(kept, tmp_path, monkeypatch):
+    """Each part of a graph asks for all results of its target."""
+    copied(kept, tmp_path)
     read = []
-    from_json = tune.ms.database.TuningRecord.from_json
+    from_json = tune.TuningRecord.from_json
 
     def reads(record, workload):
-        read.append(record[1])
+        read.append(record)
         return from_json(record, workload)
 
-    monkeypatch.setattr(tune.ms.database.TuningRecord, "from_json", reads)
+    monkeypatch.setattr(tune.TuningRecord, "from_json", reads)
     assert [tuned(tmp_path, trials=0).tuned for _ in range(2)] == [1, 1]
-    assert len(lines) > 1
-    assert read == [min(seconds for _, (_, seconds, *_) in lines)]
+    assert len(read) == 1
+
+
+def test_the_fastest_schedule_is_the_result(tmp_path):
+    """A search that measures no faster schedule keeps the one that is known."""
+    tuned(tmp_path, trials=2)
+    (result,) = tmp_path.glob("*/*.json")
+    workload, record, trials = json.loads(result.read_text())
+    record[1] = [1e-12]
+    result.write_text(json.dumps([workload, record, trials]))
+    tuned(tmp_path, trials=4)
+    assert json.loads(result.read_text()) == [workload, record, 4]
 
 
 def test_what_a_later_search_measures_is_read_too(tmp_path):
@@ -245,20 +242,16 @@ def test_what_a_later_search_measures_is_read_too(tmp_path):
     assert tuned(tmp_path, trials=0).tuned == 1
 
 
-@pytest.mark.parametrize("left", [0, 3000], ids=["nothing fits", "a part fits"])
-def test_a_search_on_a_full_disk_serves_this_process(tmp_path, left):
-    """What was measured is used, with a warning, and what was stored in part is searched again."""
+def test_a_search_on_a_full_disk_serves_this_process(tmp_path):
+    """What was measured is used, with a warning, and is searched again."""
     from tests.full_disk import full_disk  # not in the processes that import this file
 
-    with full_disk(left), pytest.warns(BackendKwargsWarning) as warned:
+    with full_disk(0), pytest.warns(BackendKwargsWarning) as warned:
         made = tuned(tmp_path, rows=24)
     assert made.tuned == 1
-    (search,) = tmp_path.glob("*/search-*")
-    why = "TVM wrote only a part of them, as on a full disk"
-    assert [str(each.message) for each in warned] == [
-        f"TVM's results cannot be stored in {str(search)!r}: {why}. They serve this process only."
-    ]
-    assert not (search / "finished").exists()
+    assert not [*tmp_path.glob("*/*.json")]
+    messages = [re.sub("'/.+'", "FILE", str(each.message)) for each in warned]
+    assert messages == ["TVM's results serve this process only: Cannot write FILE: File too large."]
     assert tuned(tmp_path, rows=24).notes == ("measured 5 schedules",)
 
 
