@@ -1,18 +1,33 @@
 """Inductor's compilers, and torch.compile's own wrappers around them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
 import torch
+from torch._inductor import compile_fx as inductor
 from torch._inductor import config, list_mode_options
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner, get_cpp_wrapper_config
+from torch._inductor.compile_fx import compile_fx, get_cpp_wrapper_config
+from torch._inductor.utils import get_donated_idxs
 
 # The backends that torch.compile makes for "inductor", the second ahead of time. They are called with mode, options and
 # dynamic, and have `config` and `reset`.
 InductorWrapper, AheadWrapper = torch._TorchCompileInductorWrapper, torch._TorchCompileAOTInductorWrapper
 # Whether `compile_fx` takes the name of a region, `compile_region_name`: torch 2.11 does not.
 NAMES_REGIONS = "compile_region_name" in signature(compile_fx).parameters
+
+
+def compile_fx_inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """Compile a lowered graph, with the saved tensors that it may overwrite in the key of torch's cache.
+
+    A backward graph overwrites those that nobody reads afterwards, its donated buffers. torch's key has only the graph
+    (2.11 to 2.14), so for one whose saved tensors are also results of the call, or are read again under `retain_graph`,
+    code that overwrites them would be found, and such results and gradients be wrong.
+    """
+    donated = get_donated_idxs() if kwargs.get("is_backward") else None
+    keys: Any = torch.compiler.config
+    with keys.patch(cache_key_tag=f"{keys.cache_key_tag} overwrites {donated}" if donated else keys.cache_key_tag):
+        return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
 def lost_cpp_wrapper_options() -> Mapping[str, object]:

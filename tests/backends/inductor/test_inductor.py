@@ -678,3 +678,44 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autog
     shared = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     ran = [forks.run("-c", code, env=shared | each) for each in ({}, {}, {"ATEN_CPU_CAPABILITY": narrow})]
     assert [each.stdout for each in ran] == ["0 0\n", "1 1\n", "0 0\n" if narrow else "1 1\n"], ran[-1].stderr
+
+
+def activations(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = (x @ w).tanh()
+    logits = hidden @ v
+    return logits.sin().exp().sum(), logits.detach(), hidden.detach()
+
+
+def loss(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return activations(x, w, v)[:1]
+
+
+@pytest.mark.parametrize(
+    ("backend", "wrong"),
+    [pytest.param("tmpl-inductor", False, id="ours"), pytest.param("inductor", True, id="torch's, still")],
+)
+@pytest.mark.parametrize(
+    ("function", "passes", "donated_buffer"),
+    [
+        pytest.param(activations, 1, True, id="a saved tensor is a result too"),
+        pytest.param(loss, 3, False, id="the backward pass runs again"),
+    ],
+)
+def test_cached_code_overwrites_nothing_that_is_read(backend, wrong, function, passes, donated_buffer):
+    """Where it does, as with torch's key of its cache, results change in the backward pass, or gradients are wrong."""
+    torch.manual_seed(0)
+    x, *weights = (torch.randn(64, 64) / 10 for _ in range(3))
+    for weight in weights:
+        weight.requires_grad_()
+
+    def run(fn: Callable[..., tuple[torch.Tensor, ...]], passes: int) -> list[torch.Tensor]:
+        results = fn(x, *weights)
+        gradients = [torch.autograd.grad(results[0], weights, retain_graph=at < passes) for at in range(1, passes + 1)]
+        return [*results, *sum(gradients, ())]
+
+    with fresh_cache():
+        run(torch.compile(loss, backend=backend), 1)
+        torch._dynamo.reset()
+        with torch._functorch.config.patch(donated_buffer=donated_buffer):
+            pairs = zip(run(torch.compile(function, backend=backend), passes), run(function, passes), strict=True)
+            assert all(torch.allclose(got, want, rtol=1e-4, atol=1e-4) for got, want in pairs) is not wrong

@@ -255,10 +255,8 @@ def test_the_configuration_that_compile_fx_gets():
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_compiles_a_lowered_graph(monkeypatch, strict):
     """Inductor itself, unless options may fail; strictness goes along."""
-    from torch._inductor.compile_fx import compile_fx_inner
-
     here = SimpleNamespace(nvcc="")
     monkeypatch.setattr(compiler, "asks_for_cutlass", lambda config, here: False)
-    assert compiler._inner_compile({}, here, strict=strict) is compile_fx_inner
+    assert compiler._inner_compile({}, here, strict=strict) is compile_fx.compile_fx_inner
     falling_back = compiler._inner_compile({GEMM: "TRITON"}, here, strict=strict)
     assert (falling_back.func, falling_back.keywords) == (compiler.compile_with_fallback, {"strict": strict})
