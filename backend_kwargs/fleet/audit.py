@@ -12,9 +12,9 @@ What a store's document names is data: a factory is imported only if the caller 
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -73,31 +73,27 @@ class Effort:
 class Contender:
     """A candidate of an audit: `label` is its name, with a number where two share one; `row` says how it ended.
 
-    `code_of` is the label of the one whose code it has, its own if that is its own.
+    `code_of` is the label of the one whose code it has, its own if that is its own. `samples` are the seconds of its
+    calls, paired with the others' by round; none if it does not run.
     """
 
     name: str
     label: str
     row: RaceRow
     code_of: str
+    samples: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What an audit has measured: contenders, the decision first, and their samples, paired by round.
+    """What an audit has measured: contenders, the decision first.
 
-    `samples` has those of each code, by label, and `again` those of the decision under another name. `fresh` are the
-    labels of what each fresh race chose.
+    `again` are the samples of the decision under another name. `fresh` are the labels of what each fresh race chose.
     """
 
     contenders: tuple[Contender, ...]
-    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
     again: Sequence[float] = ()
     fresh: tuple[str, ...] = ()
-
-    def of(self, contender: Contender) -> Sequence[float]:
-        """Return a contender's samples, none if it does not run."""
-        return self.samples.get(contender.code_of, ())
 
 
 def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -> Measured:
@@ -105,21 +101,16 @@ def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -
     trusts = Question(request).trusts
     if not trusts(decision.winner, decision):
         raise BackendKwargsError(f"these options do not permit {decision.winner}")
-    fresh = [*_fresh(request, effort, tell)]
+    unknowing = replace(request, settings=replace(request.settings, budget_s=effort.flip_s))
+    fresh = []
+    for at in range(1, effort.flips + 1):
+        tell(f"fresh race {at} of {effort.flips}")
+        fresh.append(race(unknowing, lambda name, done: None).winner)
     wanted, fresh_labels = _wanted(decision, [row for row in fresh if trusts(row.name, row)], trusts)
     with sandboxed(request.gm) as sandbox:
         settings = replace(request.settings, budget_s=COMPILE_S)
         running = begun(replace(request, settings=settings), sandbox, dynamo_s=dynamo_seconds())
         return replace(_timed(running, wanted, effort, tell), fresh=fresh_labels)
-
-
-def _fresh(request: Request, effort: Effort, tell: Tell) -> Iterator[RaceRow]:
-    """Yield the winners of fresh races, which know of no decision."""
-    settings = replace(request.settings, budget_s=effort.flip_s)
-    alone = replace(request, settings=settings)
-    for at in range(1, effort.flips + 1):
-        tell(f"fresh race {at} of {effort.flips}")
-        yield race(alone, lambda name, done: None).winner
 
 
 def _wanted(
@@ -180,8 +171,8 @@ def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tel
             budget_s=effort.timing_s,
             failed=failed,
         )
-    again_s = samples.pop(AGAIN, [])
-    return Measured(tuple(found[label] for label in wanted), samples, again_s)
+    timed = (replace(found[label], samples=samples.get(found[label].code_of, ())) for label in wanted)
+    return Measured(tuple(timed), samples.get(AGAIN, ()))
 
 
 # ---- what was found
@@ -287,11 +278,9 @@ def judged(audited: Sequence[Audited]) -> list[Finding]:
     """Return what audits found, with Holm's correction over their decisions."""
     found = [_finding(each) for each in audited]
     timed = [at for at, finding in enumerate(found) if finding.lost_to]
-    adjusted = trial.holm([found[at].p for at in timed])
-    for at, p in zip(timed, adjusted, strict=True):
-        lost = p <= LEVEL and audited[at].judges_time
-        changes: dict[str, Any] = {"p": p} | ({"verdict": "lost"} if lost else {})
-        found[at] = msgspec.structs.replace(found[at], **changes)
+    for at, p in zip(timed, trial.holm([found[at].p for at in timed]), strict=True):
+        verdict: Judgement = "lost" if p <= LEVEL and audited[at].judges_time else found[at].verdict
+        found[at] = msgspec.structs.replace(found[at], p=p, verdict=verdict)
     return found
 
 
@@ -309,42 +298,44 @@ def _finding(audited: Audited) -> Finding:
     if measured is None:
         return Finding(verdict="not audited", reason=shortened(audited.why, TEXT), **known)
     own, *others = measured.contenders
-    mine = measured.of(own)
-    if not mine:
+    if not own.samples:
         return Finding(verdict="fails", reason=_why(own.row), **known)
-    noise = trial.sure_ratio(measured.again, mine).ratio
-    ratios = {each.label: _over(each, own, measured, noise) for each in others}
-    against = [_against(each, own, ratios[each.label]) for each in others]
+    noise = trial.sure_ratio(measured.again, own.samples).ratio
+    over = {
+        each.label: trial.sure_ratio(own.samples, each.samples, max(MARGIN, noise.reach - 1))
+        for each in others
+        if each.samples and each.code_of != own.code_of
+    }
+    ratios = {own.label: Interval(1.0, 1.0, 1.0)} | {label: each.ratio for label, each in over.items()}
+    closest = min(over, key=lambda label: over[label].p, default="")
+    best = max(ratios, key=lambda label: ratios[label].median)
+    others_chosen = [label for label in measured.fresh if label != own.label]
+    apart = [ratios[label] for label in others_chosen if label in ratios]
     return Finding(
-        verdict="right" if all(each is None or each.ratio.high <= 1 for each in ratios.values()) else "within noise",
+        verdict="right" if all(ratio.high <= 1 for ratio in ratios.values()) else "within noise",
         reason=shortened(f"provisional: {what_is_open(decision)}", TEXT) if decision.provisional else "",
-        against=tuple(against),
-        noise=_shown(noise),
-        seconds=trial.median_interval(mine),
-        **_loss(ratios),
-        **_regret(own, measured, ratios),
-        **_flips(own, measured, ratios),
-        **_record(audited, trial.percentile(mine, 0.5)),
+        against=tuple(_against(each, own, over.get(each.label)) for each in others),
+        lost_to=closest,
+        loss=_bounded(ratios[closest], less=1) if closest else None,
+        p=min(1.0, over[closest].p * len(over)) if closest else 1.0,
+        best=best,
+        regret=_bounded(ratios[best], less=1),
+        races=len(measured.fresh),
+        others=len(others_chosen),
+        flips=sum(each.low > 1 + MARGIN or each.high < 1 - MARGIN for each in apart),
+        noise=_bounded(noise),
+        seconds=trial.median_interval(own.samples),
+        **_record(audited, trial.percentile(own.samples, 0.5)),
         **known,
     )
 
 
-def _over(other: Contender, own: Contender, measured: Measured, noise: Interval) -> trial.SureRatio | None:
-    """Return the decision's time over another's; None if that has the same code, or does not run."""
-    theirs = measured.of(other)
-    if other.code_of == own.code_of or not theirs:
-        return None
-    band = noise.reach - 1
-    return trial.sure_ratio(measured.of(own), theirs, max(MARGIN, band))
-
-
-def _against(other: Contender, own: Contender, ratio: trial.SureRatio | None) -> Against:
-    row = other.row
-    if ratio is None:
-        same = other.code_of == own.code_of
-        why = "it has the decision's code" if same else _why(row)
-        return Against(name=other.label, options=dict(row.options), reason=why)
-    return Against(name=other.label, options=dict(row.options), ratio=_shown(ratio.ratio), p=ratio.p)
+def _against(other: Contender, own: Contender, over: trial.SureRatio | None) -> Against:
+    options = dict(other.row.options)
+    if over:
+        return Against(name=other.label, options=options, ratio=_bounded(over.ratio), p=over.p)
+    why = "it has the decision's code" if other.code_of == own.code_of else _why(other.row)
+    return Against(name=other.label, options=options, reason=why)
 
 
 def _why(row: RaceRow) -> str:
@@ -352,29 +343,10 @@ def _why(row: RaceRow) -> str:
     return shortened(f"{row.status}: {row.reason}", TEXT)
 
 
-def _loss(ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
-    """Return what the decision has lost to, if it has, with a p-value for all of its comparisons."""
-    timed = {label: ratio for label, ratio in ratios.items() if ratio}
-    if not timed:
-        return {}
-    label = min(timed, key=lambda label: timed[label].p)
-    return {"lost_to": label, "loss": _less_1(timed[label].ratio), "p": min(1.0, timed[label].p * len(timed))}
-
-
-def _regret(own: Contender, measured: Measured, ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
-    timed = {label: ratio.ratio for label, ratio in ratios.items() if ratio}
-    best = max(timed, key=lambda label: timed[label].median, default="")
-    if not best or timed[best].median <= 1:
-        return {"best": own.label, "regret": Interval(0.0, 0.0, 0.0)}
-    return {"best": best, "regret": _less_1(timed[best])}
-
-
-def _flips(own: Contender, measured: Measured, ratios: Mapping[str, trial.SureRatio | None]) -> dict[str, Any]:
-    """Return how many fresh races chose another candidate, and how many of these differ beyond noise."""
-    chosen = [label for label in measured.fresh if label != own.label]
-    apart = [ratio.ratio for label in chosen if (ratio := ratios.get(label))]
-    flips = sum(each.low > 1 + MARGIN or each.high < 1 - MARGIN for each in apart)
-    return {"races": len(measured.fresh), "others": len(chosen), "flips": flips}
+def _bounded(ratio: Interval, less: float = 0.0) -> Interval | None:
+    """Return a ratio less a number, None if too few rounds have bounded it."""
+    bounded = ratio.high < float("inf")
+    return Interval(ratio.median - less, ratio.low - less, ratio.high - less) if bounded else None
 
 
 def _record(audited: Audited, now_s: float) -> dict[str, Any]:
@@ -389,40 +361,29 @@ def _record(audited: Audited, now_s: float) -> dict[str, Any]:
     return {"record": "reproduced" if same else "changed", "recorded_s": recorded}
 
 
-def _shown(ratio: Interval) -> Interval | None:
-    """Return an interval, None if too few rounds have bounded it."""
-    return ratio if ratio.high < float("inf") else None
-
-
-def _less_1(ratio: Interval) -> Interval | None:
-    return Interval(ratio.median - 1, ratio.low - 1, ratio.high - 1) if ratio.high < float("inf") else None
-
-
 def renewed(audited: Audited, finding: Finding) -> Decision | None:
     """Return the decision as the audit leaves it, with today's times; where it lost, the fastest in its place.
 
     None if it was not measured, or nothing runs.
     """
-    measured = audited.measured
-    if measured is None or not measured.samples:
+    contenders = audited.measured.contenders if audited.measured else ()
+    seconds = {each.label: trial.percentile(each.samples, 0.5) for each in contenders if each.samples}
+    if not seconds:
         return None
-    able = [each for each in measured.contenders if measured.of(each)]
-    seconds = {each.label: trial.percentile(measured.of(each), 0.5) for each in able}
-    own = measured.contenders[0]
-    won = min(able, key=lambda each: seconds[each.label]) if finding.failed else own
+    won = min(seconds, key=lambda label: seconds[label]) if finding.failed else contenders[0].label
     rows = tuple(
         replace(  # under the candidate's own name
             each.row,
             name=each.name,
             seconds=seconds.get(each.label),
-            won=each is won,
+            won=each.label == won,
             speedup=None,
             against="",
             began_s=None,
             led_s=None,
             timed_s=None,
         )
-        for each in measured.contenders
+        for each in contenders
     )
     chosen = next(row for row in rows if row.won)
     return replace(
@@ -480,63 +441,59 @@ class Auditor:
 
         Raises if the model fails, and none is known to be its own.
         """
-        before = len(self.found)
-        try:
-            self._measure(target)
-        except BackendKwargsError as error:
-            self._note_missing(target, str(error).rstrip("."))
-            if len(self.found) == before:
-                raise
-        else:
-            self._note_missing(target, UNREACHED if target.keys else CHANGED)
+        before, errors = len(self.found), list[BackendKwargsError]()
+        with ExitStack() as stack:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(target.threads or torch.get_num_threads())
+            for at, (grad, inference, evaluated) in enumerate(MODES):
+                if at and not self.left():
+                    break
+                self.tell(f"{target.label}: tracing")
+                reset()
+                try:
+                    self._call(target, grad, inference, evaluated)
+                except BackendKwargsError as error:
+                    errors.append(error)
+        reset()
+        fails = errors and len(self.found) == before
+        self._note_missing(target, str(errors[0]).rstrip(".") if fails else UNREACHED if target.keys else CHANGED)
+        if errors and len(self.found) == before:
+            raise errors[0]
         return len(self.found) > before
 
     def leave_out(self, target: Target, why: str) -> None:
         """Note that nothing was audited of a model."""
         self.found.append(Audited(target.label, Decision("", "", ""), {}, why=why.rstrip(".")))
 
-    def _measure(self, target: Target) -> None:
-        """Measure the decisions for the graphs of a model; raise if it fails, and none was found."""
-        before, errors = len(self.found), list[BackendKwargsError]()
-        with _threads(target.threads):
-            for mode in MODES:
-                if mode != MODES[0] and not self.left():
-                    break
-                grad, inference, evaluated = mode
-                self.tell(f"{target.label}: tracing")
-                model, inputs = target.make()
-                if isinstance(model, torch.nn.Module):
-                    model.train(not evaluated)
-                reset()
-                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                    try:
-                        self._call(target, model, [inputs, *(make()[1] for make in target.others)])
-                    except BackendKwargsError as error:
-                        errors.append(error)
-        reset()
-        if errors and len(self.found) == before:
-            raise errors[0]
+    @cached_property
+    def _here(self) -> dict[str, Decision]:
+        """The decisions for this device, by name."""
+        return {name_of(each): each for several in self.decisions.values() for each in several if _is_here(each)}
 
     def left(self) -> int:
         """Return how many decisions for this device no graph has asked for."""
-        seen = {name_of(each.decision) for each in self.found}
-        several = [each for several in self.decisions.values() for each in several]
-        return sum(name_of(each) not in seen and _is_here(each) for each in several)
+        return len(self._here.keys() - {name_of(each.decision) for each in self.found})
 
-    def _call(self, target: Target, model: Any, several: Sequence[object]) -> None:
+    def _call(self, target: Target, grad: bool, inference: bool, evaluated: bool) -> None:
+        """Call a model in one of its modes, with all of its inputs."""
 
         def graphs(gm: GraphModule, example_inputs: Inputs) -> Call:
             return self._graph(target, gm, example_inputs)
 
+        model, inputs = target.make()
+        if isinstance(model, torch.nn.Module):
+            model.train(not evaluated)
         compiled: Any = torch.compile(model, backend=graphs, dynamic=target.dynamic)
-        for inputs in several:
-            positional, keywords = sample_of(inputs)
-            try:
-                compiled(*positional, **keywords)
-            except BackendKwargsError:
-                raise
-            except Exception as error:
-                raise BackendKwargsError(f"{target.label} fails on its example inputs: {error_text(error)}.") from error
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            for each in (inputs, *(make()[1] for make in target.others)):
+                positional, keywords = sample_of(each)
+                try:
+                    compiled(*positional, **keywords)
+                except BackendKwargsError:
+                    raise
+                except Exception as error:
+                    why = f"{target.label} fails on its example inputs: {error_text(error)}."
+                    raise BackendKwargsError(why) from error
 
     def _graph(self, target: Target, gm: GraphModule, example_inputs: Inputs) -> Call:
         """Audit the decision for a graph, if there is one; the graph itself runs in eager."""
@@ -567,9 +524,8 @@ class Auditor:
     def _note_missing(self, target: Target, why: str) -> None:
         """Note the decisions for this device that are known to be this model's, and that no graph of it asked for."""
         seen = {each.decision.key for each in self.found}
-        stored = {name_of(each): each for several in self.decisions.values() for each in several}
-        for decision in (stored[name] for name in target.decisions if name in stored):
-            if decision.key not in seen and _is_here(decision):
+        for decision in (self._here[name] for name in target.decisions if name in self._here):
+            if decision.key not in seen:
                 self.found.append(Audited(target.label, decision, decision.machine, why=why))
 
 
@@ -594,18 +550,6 @@ def _is_here(decision: Decision) -> bool:
 @cache
 def _devices_here() -> frozenset[str]:
     return frozenset(device_name(machine([kind])) for kind in ("cpu", "cuda"))
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-
-    before = torch.get_num_threads()
-    if count:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # ---- what a store names

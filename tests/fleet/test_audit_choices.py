@@ -18,7 +18,6 @@ from backend_kwargs.fleet.audit import (
     Auditor,
     Finding,
     Target,
-    _threads,
     consented,
     judged,
     said_of_places,
@@ -99,13 +98,12 @@ def test_threads_are_as_before(count, during):
     before = torch.get_num_threads()
     seen = []
 
-    def audit():
-        with _threads(count):
-            seen.append(torch.get_num_threads())
-            raise KeyError
+    def make():
+        seen.append(torch.get_num_threads())
+        raise KeyError
 
     with pytest.raises(KeyError):
-        audit()
+        auditor().audit(replace(TARGET, make=make, threads=count))
     assert seen == [during or before]
     assert torch.get_num_threads() == before
 

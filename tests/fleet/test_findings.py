@@ -68,7 +68,8 @@ def audited(
     known = {"one_thread": times(seconds)} if own.row.status == "pass" else {}
     known |= {name: times(each, at) for at, (name, each) in enumerate(samples.items(), 2)}
     known = {name: each[:rounds] for name, each in known.items()}
-    measured = Measured((own, *others), known, times(seconds * again, 1)[:rounds], tuple(fresh))
+    timed = (replace(each, samples=known.get(each.code_of, ())) for each in (own, *others))
+    measured = Measured(tuple(timed), times(seconds * again, 1)[:rounds], tuple(fresh))
     return Audited("my.py:build", decision, here, measured, judges_time=judges)
 
 
