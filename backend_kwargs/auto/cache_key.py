@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from backend_kwargs.graphs.spelling import layout_of, numbered_symbols
 from backend_kwargs.torch_internals.tensors import allowed_attention, has_static_address
@@ -12,10 +12,12 @@ from backend_kwargs.torch_internals.tensors import allowed_attention, has_static
 
 def signature(gm: GraphModule, example_inputs: Sequence[object]) -> list[str]:
     """Return a description of each input, with its shape (symbols for sizes that vary) and strides."""
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    pairs = zip(placeholders, example_inputs, strict=True)
-    described = [f"{_kind(value)} {_layout(node, value)}" for node, value in pairs]
-    return numbered_symbols(described)
+    texts = []
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True):
+        fake = node.meta.get("example_value")  # which has symbols
+        known = fake if isinstance(fake, torch.Tensor) else value
+        texts.append(f"{_kind(value)} {layout_of(known) if isinstance(known, torch.Tensor) else ''}")
+    return numbered_symbols(texts)
 
 
 def _kind(value: object) -> str:
@@ -27,15 +29,6 @@ def _kind(value: object) -> str:
         return type(value).__name__
     stays = " static" if has_static_address(value) else ""
     return f"{value.dim()} {value.dtype} {value.device.type} {value.requires_grad}{stays}"
-
-
-def _layout(node: Node, value: object) -> str:
-    """Return the sizes and strides of an input; symbols for those that vary, which dynamo's fake tensor has."""
-    if not isinstance(value, torch.Tensor):
-        return ""
-    fake = node.meta.get("example_value")
-    known = fake if isinstance(fake, torch.Tensor) else value
-    return layout_of(known)
 
 
 def kinds(example_inputs: Sequence[object]) -> list[str]:
@@ -62,8 +55,7 @@ def devices_of(example_inputs: Sequence[object]) -> list[str]:
 
 def card_of(example_inputs: Sequence[object]) -> int | None:
     """Return the index of the first GPU that an input is on, None if none is: it need not be the current one."""
-    devices = [value.device for value in example_inputs if isinstance(value, torch.Tensor)]
-    return next((device.index for device in devices if device.type == "cuda"), None)
+    return next((each.device.index for each in example_inputs if isinstance(each, torch.Tensor) and each.is_cuda), None)
 
 
 MOST_INPUTS = 32  # that are described

@@ -3,7 +3,6 @@
 So a race of two small graphs tells what a rewrite is worth there, and no whole graph is compiled to learn it.
 """
 
-import logging
 import math
 import time
 from collections import Counter, defaultdict
@@ -25,8 +24,6 @@ from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place, traced_value
 from backend_kwargs.torch_internals.tensors import OperatorMode, OpOverload, enter_autocast, schema_of
 from backend_kwargs.trial.served import copied
-
-logger = logging.getLogger("backend_kwargs.auto")
 
 Read: TypeAlias = tuple[Node, Node]  # a node outside of a place, and the first node of it that reads it
 

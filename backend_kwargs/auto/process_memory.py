@@ -35,7 +35,10 @@ class Served(NamedTuple):
 
 
 def note_served(served: Sequence[Served], stores: str) -> None:
-    """Log one line for a model whose first graph, the last of `served`, has no decision; write all to the span."""
+    """Log one line for a model whose first graph, the last of `served`, has no decision.
+
+    If this process has loaded OpenTelemetry, its current span gets the numbers of graphs.
+    """
     *before, last = served
     if last.why and last.model not in {each.model for each in before}:
         logger.warning(
@@ -43,22 +46,15 @@ def note_served(served: Sequence[Served], stores: str) -> None:
             "bk.report says which graphs have one; `backend-kwargs tune` makes them.",
             *map(printable, (stores, last.model or "a function", last.why)),
         )
-    with suppress(Exception):  # a service's tracing never fails a compile
-        _write_to_span(served)
-
-
-def _write_to_span(served: Sequence[Served]) -> None:
-    """Write the numbers of graphs to OpenTelemetry's current span, if this process has loaded OpenTelemetry."""
-    if (trace := sys.modules.get(SPAN)) is None:
-        return
-    lacking = [printable(f"graph {each.graph} of {each.model}: {each.why}") for each in served if each.why]
-    trace.get_current_span().set_attributes(
-        {
+    if trace := sys.modules.get(SPAN):
+        lacking = [printable(f"graph {each.graph} of {each.model}: {each.why}") for each in served if each.why]
+        numbers = {
             "backend_kwargs.graphs": len(served),
             "backend_kwargs.graphs_decided": len(served) - len(lacking),
             "backend_kwargs.graphs_without_decision": lacking[-MOST:],
         }
-    )
+        with suppress(Exception):  # a service's tracing never fails a compile
+            trace.get_current_span().set_attributes(numbers)
 
 
 CallOfGraphs: TypeAlias = tuple[Callable[[], object], int]  # a weak reference to the callable; which compile of it

@@ -13,7 +13,14 @@ import torch
 from torch.fx import GraphModule
 
 from backend_kwargs.auto.cache_key import ambient, card_of, described, devices_of, kinds, signature
-from backend_kwargs.auto.candidates import OptionsOf, allowed_candidates, others_for, step_names, trusted
+from backend_kwargs.auto.candidates import (
+    OptionsOf,
+    RaceCandidate,
+    allowed_candidates,
+    others_for,
+    step_names,
+    trusted,
+)
 from backend_kwargs.auto.machine import device_of, machine
 from backend_kwargs.auto.process_memory import CallOfGraphs, memory
 from backend_kwargs.auto.ranks import may_differ, ranks
@@ -44,8 +51,8 @@ class Request:
     `compiler` is "", otherwise by the compiler of that name. `options_of` returns a template's options, and `limits`
     what keeps options from acting here. `rewrites` may be raced. `keeps`: what a race has compiled may be what this
     compile returns. `of_several`: whether the user's call has other graphs too; None where calls do not choose between
-    ways. `offered` are decisions of other machines and releases for this graph, which are raced first. `verdicts`
-    stores the verdicts of places, if these may be used.
+    ways. `offered` is what other machines and releases of torch have decided for this graph, as it was chosen there,
+    which is raced first. `verdicts` stores the verdicts of places, if these may be used.
     """
 
     graph: CapturedGraph
@@ -57,7 +64,7 @@ class Request:
     rewrites: tuple[str, ...] = ()
     keeps: bool = False
     of_several: bool | None = None
-    offered: tuple[Decision, ...] = ()
+    offered: tuple[RaceCandidate, ...] = ()
     verdicts: Verdicts | None = None
 
     @property
@@ -103,7 +110,11 @@ class Question:
         keeps = self.bucket is None and ranks() == 1 and not saves_strictly()
         several = bool(self._spent_s) or self._is_broken_off if may_differ() and not self.request.graph.pins else None
         near = [each for each in self.store.near(self.key) if each.winner not in (EAGER, DEFAULT)]
-        offered = tuple(each for each in near if self.trusts(each.winner, each))
+        offered = tuple(
+            RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
+            for each in near
+            if self.trusts(each.winner, each)
+        )
         layered = Layered(VERDICT, self.store.layered.layers)
         known = Verdicts(layered, self.here, fixed, again=settings.race == "always")
         return replace(

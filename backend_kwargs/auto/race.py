@@ -160,9 +160,9 @@ def whole_graph(race: RaceState) -> Runner:
     eager = in_eager(race)
     if race.places_first:
         judge(race, race.traced)
-        judge(race, race.lowered_alone)
-    else:
-        judge(race, race.large)
+        judge(race, [] if race.stats.training else race.lowered)  # of a backward pass none stands alone
+    elif race.races_places:
+        judge(race, [each for each in race.traced if each.rewrite == "contraction"])
     best = against(race, eager, race.first)
     if doubt := doubt_of(race, best):
         again = replace(WITH_GRAPHS, over=False) if best.replayed else race.default

@@ -109,9 +109,8 @@ def _head(decision: Decision) -> str:
 def _gain(decision: Decision) -> str:
     """Return how much faster the winner is than eager and than default, as far as both were timed."""
     winner = by_name(decision.rows).get(decision.winner)
-    if winner is None or winner.name == EAGER or winner.speedup is None:
-        return ""
-    if (over_eager := decision.ratio_over(winner, EAGER)) is None:
+    over_eager = decision.ratio_over(winner, EAGER) if winner and winner.name != EAGER and winner.speedup else None
+    if winner is None or over_eager is None:
         return ""
     over_default = decision.ratio_over(winner, DEFAULT) if winner.name != DEFAULT else None
     than_default = f", {over_default.median:.2f}x over default" if over_default else ""
@@ -122,9 +121,8 @@ def over_itself(decision: Decision) -> Interval | None:
     """Return the speedup of what serves over the model itself, without dynamo's guards; None if that is not known."""
     rows = by_name(decision.rows)
     winner, eager = rows.get(decision.winner), rows.get(EAGER)
-    if winner is None or eager is None or not eager.seconds or not 0 < decision.guards_s < eager.seconds:
-        return None
-    if (ratio := decision.ratio_over(winner, EAGER)) is None:
+    ratio = decision.ratio_over(winner, EAGER) if winner else None
+    if ratio is None or eager is None or not eager.seconds or not 0 < decision.guards_s < eager.seconds:
         return None
     without = 1 - decision.guards_s / eager.seconds
     return Interval(ratio.median * without, ratio.low * without, ratio.high * without)

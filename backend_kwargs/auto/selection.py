@@ -198,29 +198,30 @@ class RaceState:
         if any(records(row.options) for row in self.rows):
             steps = [step for step in steps if step is not WITH_GRAPHS]
         if self.named:
-            return [*self.offered, *steps, *precise]
+            return [*self.request.offered, *steps, *precise]
         refused = champion.candidate.name == EAGER and any(row.status == "fail_accuracy" for row in self.rows)
         if refused and PERSISTENT_REDUCTIONS not in steps and PERSISTENT_REDUCTIONS.can_gain(self.stats):
             options = {**self.default.options, **PERSISTENT_REDUCTIONS.options}
             precise = [replace(PERSISTENT_REDUCTIONS, options=options, over=False), *precise]
         short = [step for step in steps if step.name in (UNFROZEN, WITH_GRAPHS.name)]
-        return [*self.offered, *precise, *short, *self.rewriting, *(step for step in steps if step not in short)]
+        return [
+            *self.request.offered,
+            *precise,
+            *short,
+            *self.rewriting,
+            *(step for step in steps if step not in short),
+        ]
 
     # ---- rewrites
 
     @property
     def places_first(self) -> bool:
         """Whether all places are raced by themselves before anything is compiled."""
-        return self.device.type == "cuda" and self._races_places
+        return self.device.type == "cuda" and self.races_places
 
     @property
-    def large(self) -> list[Place]:
-        """The places that are raced by themselves on a CPU too."""
-        return [each for each in self.traced if each.rewrite == "contraction"] if self._races_places else []
-
-    @property
-    def _races_places(self) -> bool:
-        """Not at sizes that vary, nor where parameters are constants, which a place by itself does not know."""
+    def races_places(self) -> bool:
+        """Whether any place is: not at sizes that vary, nor where parameters are constants, which it does not know."""
         varies = self.named or self.stats.dynamic or self.request.frozen
         return not varies and self.request.settings.objective == "latency"
 
@@ -233,11 +234,6 @@ class RaceState:
     def lowered(self) -> list[Place]:
         """The places in the graphs that Inductor lowers, as lowered for default if they were."""
         return self._matching(traced=False)
-
-    @property
-    def lowered_alone(self) -> list[Place]:
-        """The places in lowered graphs that can be raced by themselves; none in training."""
-        return [] if self.stats.training else self.lowered
 
     def _matching(self, *, traced: bool) -> list[Place]:
         """Return the places where rewrites of dynamo's graph match, or those of lowered graphs; all stay unchanged."""
@@ -299,14 +295,6 @@ class RaceState:
             if (left := [place for place in matching if place.rewrite == name and place not in settled])
         ]
 
-    @property
-    def offered(self) -> list[RaceCandidate]:
-        """What other machines, or other releases of torch, have decided for this graph, as it was chosen there."""
-        return [
-            RaceCandidate(each.winner, each.options, over=False, complexity=2, compiler=each.compiler)
-            for each in self.request.offered
-        ]
-
     # ---- one candidate
 
     def following(self, left: list[RaceCandidate], champion: Runner) -> RaceCandidate | None:
@@ -350,7 +338,7 @@ class RaceState:
 
     def _gains_little(self, candidate: RaceCandidate, champion: Runner) -> str:
         """Return why the candidate is not worth its time, or ""; what is named, or has won elsewhere, always is."""
-        known = self.named or candidate in self.offered
+        known = self.named or candidate in self.request.offered
         if known or self.request.settings.objective == "memory" or not champion.row.seconds:
             return ""
         gain = candidate.saves_op_s * self.stats.ops / champion.row.seconds

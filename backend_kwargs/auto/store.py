@@ -58,20 +58,14 @@ class DecisionStore:
 
     def find(self, key: str) -> Decision | None:
         """Return the decision for `key` of a machine like this one, None if there is none."""
-        wanted = name_on(self.here, key)
-        found = self._group(key, lambda name: name == wanted)
-        return found[0] if found else None
+        return next(iter(self.of_computation(key, name_on(self.here, key).__eq__)), None)
 
     def near(self, key: str) -> list[Decision]:
         """Return the settled decisions for `key` of other machines with such a device, the nearest first."""
         exact, start = f".{variant_of(self.here)}.json", f"{folder_of(self.here)}{key}."
-        found = self._group(key, lambda name: name.startswith(start) and not name.endswith(exact))
+        found = self.of_computation(key, lambda name: name.startswith(start) and not name.endswith(exact))
         found = [each for each in found if not each.provisional]
         return sorted(found, key=lambda each: (len(nearly(each.machine, self.here)), -each.made))
-
-    def of_computation(self, graph: str) -> list[Decision]:
-        """Return the decisions for this computation at any sizes, on such a device."""
-        return self._group(graph)
 
     def put(self, decision: Decision) -> None:
         """Keep `decision` in every store that can be written."""
@@ -85,7 +79,8 @@ class DecisionStore:
         self.layered.put(folder_of(decision.machine), (decision.key[:COMPUTATION], document))
         self._looked_up.clear()
 
-    def _group(self, key: str, only: Callable[[str], bool] = lambda name: True) -> list[Decision]:
+    def of_computation(self, key: str, only: Callable[[str], bool] = lambda name: True) -> list[Decision]:
+        """Return the decisions for the computation of `key` at any sizes, on such a device; `only` those so named."""
         start = key[:COMPUTATION]
         if start not in self._looked_up:
             self._looked_up[start] = self.layered.looked_up(folder_of(self.here), start)

@@ -226,7 +226,7 @@ def document_of(
         made=now(),
         by="backend-kwargs compare",
         environment=environment_of(where),
-        verdict=verdict_of(comparison, "\n".join(paste)),
+        verdict=_verdict(comparison, best, "\n".join(paste)),
         warnings=tuple({each.text: each for each in reversed([*_warnings(comparison)])}.values())[::-1],
         speedups=(speedups, *places_of(raced)),
         races=tuple(race_of(*each) for each in raced),
@@ -255,9 +255,7 @@ def best_mode(comparison: Comparison, but: Row | None = None) -> Row | None:
     return min(modes, key=lambda row: row.latency.median if row.latency else 0.0, default=None)
 
 
-def verdict_of(comparison: Comparison, paste: str = "") -> page.Verdict:
-    """Return what to use, with its speedups and costs, and the lines to `paste` for it."""
-    best = fastest(comparison)
+def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdict:
     if best is None or best.latency is None:
         return page.Verdict(text=_without_winner(comparison), clear=False)
     if itself := comparison.over_itself(best):
@@ -294,14 +292,14 @@ def verdict_of(comparison: Comparison, paste: str = "") -> page.Verdict:
 def _without_winner(comparison: Comparison) -> str:
     """Return what to do where no candidate is surely faster than the baseline."""
     if comparison.baseline is None:
-        return "Nothing to use yet: no candidate ran, for the reasons in the table."
+        return "Nothing to use yet: no candidate ran, for the reasons below."
     keep, noise = comparison.baseline, comparison.noise
     kept = "Call the model itself" if keep == EAGER else f"Keep {keep}"
     if len(comparison.rows) == 1:
         return f"{kept}: no other candidate was given."
     timed = [(row, row.speedup) for row in comparison.rows if row.passed and row.label != keep and row.speedup]
     if not timed:
-        return f"{kept}: no other candidate passed, for the reasons in the table."
+        return f"{kept}: no other candidate passed, for the reasons below."
     row, of = max(timed, key=lambda each: each[1].median)
     nearest = f"the next, {row.label}, is {ratio(of.median)} as fast ({between(of)})"
     if of.high < 1 and not row.verdict:

@@ -5,7 +5,7 @@ With a bound, the relative RMSE of each output to that reference is checked inst
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -178,30 +178,21 @@ def check(
         return _failed(f"the structure of the result differs from eager's at {odd}")
     if precise.keys() != expected.keys():
         precise = {}
-    limits = _Limits(_tolerance(tol, training), dtype, [*expected.values()], not roundings)
-    leaves: list[LeafError] = []
+    limits = _Limits(_tolerance(tol, training), dtype, largest_of(expected.values()), not roundings)
 
-    def judged() -> Iterator[Accuracy]:
-        for path, leaf in results.items():
-            otherwise = (errors.get(path) for errors in roundings)
-            accuracy = _check_leaf(path, leaf, expected[path], precise.get(path), limits, otherwise)
-            leaves.append(LeafError(path, accuracy.error, accuracy.bound or accuracy.allowed, accuracy.passed))
-            yield accuracy
+    def judged(path: str) -> Accuracy:
+        otherwise = (errors.get(path) for errors in roundings)
+        accuracy = _check_leaf(path, results[path], expected[path], precise.get(path), limits, otherwise)
+        leaf = LeafError(path, accuracy.error, accuracy.bound or accuracy.allowed, accuracy.passed)
+        return replace(accuracy, leaves=(leaf,))
 
-    return replace(worst(judged()), leaves=tuple(leaves))
+    return worst(map(judged, results))
 
 
 def check_all(seen: Results, eager: Results, reference: Results | None = None, **how: Any) -> Accuracy:
     """Check all that a call returns and changes, by name: outputs, gradients, state."""
-    precise, leaves = reference or {}, list[LeafError]()
-
-    def judged() -> Iterator[Accuracy]:
-        for what in seen:
-            accuracy = check(seen[what], eager[what], precise.get(what), what=what, **how)
-            leaves.extend(accuracy.leaves)
-            yield accuracy
-
-    return replace(worst(judged()), leaves=tuple(leaves))
+    precise = reference or {}
+    return worst(check(seen[what], eager[what], precise.get(what), what=what, **how) for what in seen)
 
 
 def _tolerance(tol: float | None, training: bool) -> float:
@@ -225,13 +216,20 @@ def same_twice(seen: Results, eager: Results, *, training: bool = False, tol: fl
 
 
 def worst(accuracies: Iterable[Accuracy]) -> Accuracy:
-    """Return the first comparison that failed, and make none after it; else return the one with the largest error."""
-    passed = []
+    """Return the first comparison that failed, and make none after it; else return the one with the largest error.
+
+    It has the leaves of all that were made.
+    """
+    made = []
     for accuracy in accuracies:
+        made.append(accuracy)
         if not accuracy.passed:
-            return accuracy
-        passed.append(accuracy)
-    return max(passed, key=lambda a: next((e for e in (a.rmse, a.error) if e is not None), -1.0), default=Accuracy())
+            break
+
+    def rank(each: Accuracy) -> tuple[bool, float]:
+        return not each.passed, next((error for error in (each.rmse, each.error) if error is not None), -1.0)
+
+    return replace(max(made, key=rank, default=Accuracy()), leaves=tuple(leaf for each in made for leaf in each.leaves))
 
 
 def _failed(reason: str, figures: Accuracy = Accuracy()) -> Accuracy:
@@ -313,16 +311,12 @@ def _may_use_tf32() -> bool:
 
 @dataclass(frozen=True)
 class _Limits:
-    """The tolerance, the dtype that the model computes in, and all leaves of eager's."""
+    """The tolerance, the dtype that the model computes in, and the size of the largest of eager's leaves."""
 
     tol: float
     dtype: torch.dtype | None
-    leaves: Sequence[object]
+    largest: float
     alone: bool = True  # without runs that round otherwise
-
-    @cached_property
-    def largest(self) -> float:
-        return largest_of(self.leaves)
 
     @property
     def rounding(self) -> float:

@@ -106,9 +106,11 @@ def others_on(device: torch.device) -> str:
         free, total = torch.cuda.mem_get_info(device)
         held = total - free - torch.cuda.memory_reserved(device)
         return f"other processes hold {held / 2**30:.1f} GiB of the GPU's memory" if held > OWN_BYTES else ""
-    before = _stat()
-    time.sleep(LOOK_S)
-    busy = busy_share(before, _stat())
+    busy = 0.0
+    with suppress(OSError):  # not Linux, or a sandbox in which it cannot be read
+        before = STAT.read_text()
+        time.sleep(LOOK_S)
+        busy = busy_share(before, STAT.read_text())
     return f"other processes used {busy:.0%} of the CPUs when it began" if busy > MUCH else ""
 
 
@@ -121,12 +123,6 @@ def busy_share(before: str, after: str) -> float:
     except (ValueError, IndexError):
         return 0.0
     return 1 - idle / spent if spent > 0 else 0.0
-
-
-def _stat() -> str:
-    with suppress(OSError):  # not Linux, or a sandbox in which it cannot be read
-        return STAT.read_text()
-    return ""
 
 
 def environment(device: torch.device) -> dict[str, str | int | None]:

@@ -66,7 +66,7 @@ def timed_places(backend: Backend, gm: GraphModule, inputs: Sequence[Any], most:
     request = backend.request(CapturedGraph(gm, inputs))
     with sandboxed(gm) as sandbox:
         race = begun(request, sandbox)
-        for each in standing([*race.traced, *race.lowered_alone], race.task.inputs.fresh, race.device)[:most]:
+        for each in standing([*race.traced, *race.lowered], race.task.inputs.fresh, race.device)[:most]:
             say(f"{each.place}, {each.place.count} times")
             yield Timed(each, verdict_of(request, sandbox, each))
 

@@ -144,7 +144,7 @@ def test_by_default_it_is_raced_with_that_winner_first(auto, one_thread, monkeyp
     original = race.race
     monkeypatch.setattr(race, "race", lambda request, tick: requests.append(request) or original(request, tick))
     auto(chain)(X)
-    assert [[each.winner for each in request.offered] for request in requests] == [["one_thread"]]
+    assert [[each.name for each in request.offered] for request in requests] == [["one_thread"]]
     assert len(Catalogue(store).all()) == 2
     elsewhere()
     torch.set_num_threads(torch.get_num_threads() - 1)

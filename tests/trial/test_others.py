@@ -31,10 +31,10 @@ def test_the_share_of_the_cores_in_use(after, expected):
     [(90, "other processes used 90% of the CPUs when it began"), (10, "")],
     ids=["much", "little"],
 )
-def test_only_much_is_worth_a_warning(monkeypatch, tmp_path, used, expected):
+def test_only_much_is_worth_a_warning(monkeypatch, used, expected):
     """Any machine does something beside; the file's content changes while this process waits."""
     contents = iter([BEFORE, f"cpu  {100 + used} 0 100 {900 - used} 0 0 0 0 0 0\n"])
-    monkeypatch.setattr(memory, "_stat", lambda: next(contents))
+    monkeypatch.setattr(Path, "read_text", lambda path: next(contents))
     assert others_on(torch.device("cpu")) == expected
 
 

@@ -18,7 +18,7 @@ def next_to(value, towards):
 
 def leaf(got, want, precise=None, *, tol=0.0, dtype=torch.float64):
     """Return a leaf of numbers in float64, which no tolerance excuses."""
-    limits = accuracy._Limits(tol, dtype, [want])
+    limits = accuracy._Limits(tol, dtype, accuracy.largest_of([want]))
     return accuracy._Leaf("output", got, want, precise, dtype, limits)
 
 
