@@ -2,15 +2,14 @@
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import typer
 from msgspec.structs import replace
-from rich.markup import escape
 
 from backend_kwargs import trial
 from backend_kwargs.auto.decisions_toml import write_decisions
@@ -30,8 +29,8 @@ from backend_kwargs.cli.console import (
 )
 from backend_kwargs.compare import Candidate, Comparison, compare, fastest
 from backend_kwargs.compare import comparison as comparisons
-from backend_kwargs.errors import BackendKwargsError, counted, printable
-from backend_kwargs.facts.decision import EAGER, Decision
+from backend_kwargs.errors import BackendKwargsError, counted
+from backend_kwargs.facts.decision import Decision
 from backend_kwargs.fleet.audit import (
     AuditDocument,
     Audited,
@@ -56,7 +55,7 @@ from backend_kwargs.interval import Interval, widest
 from backend_kwargs.page import document as page
 from backend_kwargs.page import figures, noise_of
 from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on
-from backend_kwargs.page.sentence import SLOWER, gained
+from backend_kwargs.page.sentence import SLOWER, gained, kept, remark, sentence
 from backend_kwargs.progress import progress
 from backend_kwargs.report.decisions import parts_of, verdict_of
 from backend_kwargs.stores import Store
@@ -77,18 +76,16 @@ def tune(
     """Race the model at each size, and write the decisions and the page."""
     raced, stopped = _raced(partial(model_of, model), sizes, backend, budget_s)
     kept = _write(model, raced, output)
-    slower = [each for each in raced if each.calls_itself]
-    lines_for = partial(_lines, backend, fixed_sizes=any(sizes))
-    lines = [] if len(slower) == len(raced) else lines_for(output)
-    serve = " On the machine that serves the model:" if lines else ""
-    say(f"{counted(kept, 'decision')} written to {output}.{serve}")
-    if lines:
-        say("", *lines)
+    say(f"{counted(kept, 'decision')} written to {output}.")
+    lines = partial(_lines, backend, fixed_sizes=any(sizes))
+    slower, paste = [each for each in raced if each.calls_itself], ""
+    if len(slower) < len(raced):
+        say("On the machine that serves the model:", "", *lines(output))
+        paste = "\n".join(lines(Path(output.name)))
     for each in slower:
-        ratio = each.speedup.as_ratio() if each.speedup else ""
-        say(f"Call the model itself ({each.label}): the compiled call is {ratio} as fast.")
+        say(f"Call the model itself ({each.label}): the compiled call is {_times(each)[-1]} as fast.")
     if outputs:
-        outputs.write(document_of(model, raced, "\n".join(lines and lines_for(Path(output.name)))))
+        outputs.write(document_of(model, raced, paste))
     if stopped:
         raise typer.Exit(stopped)
 
@@ -215,12 +212,8 @@ def _verdict(raced: Sequence[Tuned], rows: Sequence[page.Row], paste: str) -> pa
         return page.Verdict(text=f"{text} ({figures.between(speedup)}).")
     verdict = verdict_of(raced[0].decisions[0])
     of_call = (page.Speedup(over="eager", ratio=speedup),) if speedup else ()
-    kept = tuple(each for each in verdict.speedups if each.over != "eager" or not of_call)
-    return replace(verdict, speedups=(*kept, *of_call), latency=_latency(raced[0]), paste=paste)
-
-
-def _latency(of_size: Tuned) -> Interval | None:
-    return interval_of(trial.median_interval(of_size.compiled_s)) if of_size.compiled_s else None
+    others = tuple(each for each in verdict.speedups if each.over != "eager" or not of_call)
+    return replace(verdict, speedups=(*others, *of_call), latency=rows[0].latency, paste=paste)
 
 
 def _page_row(of_size: Tuned, alone: bool) -> page.Row:
@@ -231,7 +224,7 @@ def _page_row(of_size: Tuned, alone: bool) -> page.Row:
         note=f"{winners}: {sum(decision.seconds for decision in of_size.decisions):.0f} s",
         won=alone and not of_size.calls_itself,
         speedup=interval_of(of_size.speedup),
-        latency=_latency(of_size),
+        latency=interval_of(trial.median_interval(of_size.compiled_s)) if of_size.compiled_s else None,
         graphs=len(of_size.decisions),
     )
 
@@ -245,13 +238,7 @@ OF_A_MODEL = "--shapes, --dynamic and --option"
 WITHOUT = "no graph of it has the key of a decision there"  # of one of several sizes
 COLUMNS = ("model", "graph", "winner", "verdict", "over default", "regret", "flips", "recorded")
 WORDS = {"right": "still right"}
-IN_SUMMARY = {
-    "right": "still right",
-    "within noise": "within noise",
-    "lost": "lost",
-    "fails": "failed",
-    "not audited": "not audited",
-}
+COUNTED = WORDS | {"within noise": "within noise", "lost": "lost", "fails": "failed", "not audited": "not audited"}
 IDLE = "on an idle machine smaller losses are found"
 NOISY = 1.02  # a decision that differs from itself by more is timed on a noisy machine
 MOST = 1000  # decisions on a page
@@ -274,8 +261,7 @@ def said_of(finding: Finding) -> str:
     if finding.verdict == "lost":
         by = f"by {_percent(finding.loss)} " if finding.loss else ""
         return f"lost {by}to {finding.lost_to}"
-    words = WORDS.get(finding.verdict, finding.verdict)
-    return f"{words}: {finding.reason}" if finding.reason else words
+    return ": ".join(filter(None, (WORDS.get(finding.verdict, finding.verdict), finding.reason)))
 
 
 def remarks_on(each: Finding) -> Iterator[page.Warned]:
@@ -301,8 +287,8 @@ def notes_of(found: Sequence[Finding]) -> Iterator[str]:
 
 
 def _counted(found: Sequence[Finding]) -> str:
-    counts = {word: sum(each.verdict == name for each in found) for name, word in IN_SUMMARY.items()}
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    counts = Counter[str](each.verdict for each in found)
+    said = ", ".join(f"{counts[verdict]} {word}" for verdict, word in COUNTED.items() if counts[verdict])
     return f"{counted(len(found), 'decision')}: {said}"
 
 
@@ -478,19 +464,26 @@ def _words(sizes: Mapping[str, int]) -> list[str]:
 
 def _audited(chosen: Chosen, measuring: Effort) -> tuple[list[Audited], int, bool]:
     """Return what was audited, how many decisions for this device were not, and whether Ctrl-C came before the last."""
-    with quiet(), _progress() as tell:
+    found, count = list[Audited](), sum(map(len, chosen.decisions.values()))
+    with quiet(), progress("audit", "starting", err := console(stderr=True)) as shown:
+
+        def tell(text: str) -> None:
+            shown(text, len(found) / count)
+            if not err.is_terminal:
+                say(text, out=err)
+
         places = chosen.catalogue.places() if chosen.catalogue else {}
-        auditor = Auditor(chosen.decisions, measuring, tell, places)
+        auditor = Auditor(chosen.decisions, measuring, tell, places, found)
         try:
             for at, target in enumerate(chosen.targets, 1):
                 tell(f"{target.label} ({at} of {len(chosen.targets)})")
                 _audit(auditor, target, alone=len(chosen.targets) == 1)
         except KeyboardInterrupt:
-            if not auditor.found:
+            if not found:
                 raise
-            say(f"interrupted: {len(auditor.found)} decisions were audited before.", out=console(stderr=True))
-            return auditor.found, auditor.left(), True
-    return auditor.found, auditor.left(), False
+            say(f"interrupted: {len(found)} decisions were audited before.", out=err)
+            return found, auditor.left(), True
+    return found, auditor.left(), False
 
 
 def _audit(auditor: Auditor, target: Target, *, alone: bool) -> None:
@@ -504,17 +497,6 @@ def _audit(auditor: Auditor, target: Target, *, alone: bool) -> None:
     else:
         if not (has_some or alone or target.decisions):
             auditor.leave_out(target, WITHOUT)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Give what shows what is being done: in one line on a terminal, else in a line for each step."""
-    out = console(stderr=True)
-    if not out.is_terminal:
-        yield lambda text: say(text, out=out)
-        return
-    with out.status("") as status:
-        yield lambda text: status.update(escape(printable(text)))
 
 
 def _nothing(chosen: Chosen) -> BackendKwargsError:
@@ -544,7 +526,6 @@ def _print(found: Sequence[Finding], others: int) -> None:
 
 NONE_RAN, BELOW = 1, 3  # exit codes
 QUICK_S = 60.0
-RULE = "Among the candidates whose interval overlaps that of the fastest, this one compiled in the least time:"
 
 
 def compared(
@@ -565,8 +546,15 @@ def compared(
         gate = _labelled(gate[0], wanted), gate[1]
     model, example_inputs = model_of(factory)
     own = [backend.options.get("max_error") for _, backend in wanted if backend]  # accepted without --max-error
+    which = {label: f"{label} ({at} of {len(wanted)})" for at, (label, _) in enumerate(wanted, 1)}
 
-    with quiet(), _candidates([label for label, _ in wanted]) as told:
+    with quiet(), progress("compare", "starting", err := console(stderr=True)) as shown:
+
+        def told(label: str, stage: str, fraction: float) -> None:
+            shown(f"{stage} {which.get(label, label)}", fraction)
+            if stage == "compile" and not err.is_terminal:
+                say(f"compiling {which[label]}", out=err)
+
         comparison = compare(
             model,
             example_inputs,
@@ -604,55 +592,27 @@ def _finish(
 ) -> None:
     """Print and write a comparison; exit with what it shows."""
     best = fastest(comparison)
-    backend = backends[best.label] if best and not comparison.over_itself(best) else None
-    print_comparison(comparison, best, backend, timed)
-    verdict = None
-    if gate:
-        verdict = comparisons.judge(comparison, *gate)
-        say("", verdict.text)
+    backend = backends[best.label] if best else None
+    paste = lines_to_paste(backend, timed) if backend else []
+    print_comparison(comparison, paste)
+    if backend and not paste:
+        say(f"{backend!r} cannot be written as text.")
+    judged = comparisons.judge(comparison, *gate) if gate else None
+    if judged:
+        say("", judged.text)
     if outputs:
-        paste = lines_to_paste(backend, timed) if backend else []
-        outputs.write(comparisons.document_of(comparison, file_of(title), paste, [verdict.text] if verdict else []))
+        outputs.write(comparisons.document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
-    if verdict and not verdict.passed:
+    if judged and not judged.passed:
         raise typer.Exit(BELOW)
 
 
-@contextmanager
-def _candidates(labels: Sequence[str]) -> Iterator[Callable[[str, str, float], None]]:
-    def named(label: str) -> str:
-        return f"{label} ({labels.index(label) + 1} of {len(labels)})" if label in labels else label
-
-    err = console(stderr=True)
-    if not err.is_terminal:
-        yield lambda label, stage, _: say(f"compiling {named(label)}", out=err) if stage == "compile" else None
-        return
-    with progress("compare", "starting", err) as tell:
-        yield lambda label, stage, fraction: tell(f"{stage} {named(label)}", fraction)
-
-
-def print_comparison(
-    comparison: Comparison,
-    best: comparisons.Row | None,
-    backend: Backend | None,
-    timed: Timed | None = None,
-) -> None:
-    """Print the table, what it says, and the lines to paste."""
+def print_comparison(comparison: Comparison, paste: Sequence[str]) -> None:
+    """Print the table, what is to be known to read it, its verdict, and the lines to paste if the winner is used."""
+    verdict = comparisons.verdict_of(comparison, "\n".join(paste))
     print_table(comparisons.COLUMNS, map(comparisons.cells, comparison.rows))
-    for line in comparison.reading():
-        say(line)
-    say()
-    if comparison.baseline is None:
-        say("No candidate ran.")
-    elif best is None:
-        noise = comparison.noise
-        against_itself = f": timed against itself it is at {noise.low:.2f}x to {noise.high:.2f}x" if noise else ""
-        say(f"Nothing beats {comparison.baseline} beyond the noise{against_itself}.")
-        if comparison.baseline == EAGER:
-            say("Call the model itself.")
-    elif ratio := comparison.over_itself(best):
-        say(f"Call the model itself: {best.label}, the fastest candidate, is {ratio.as_ratio()} as fast.")
-    else:
-        say(RULE)
-        say(*(lines_to_paste(backend, timed) if backend else []) or [f"{backend!r}, which cannot be written as text."])
+    said = "".join(piece.text for piece in sentence(verdict, comparison.noise))
+    say(*comparison.reading(), "", said, *remark(verdict).splitlines())
+    if verdict.paste and not kept(verdict):
+        say("", *paste)

@@ -226,7 +226,7 @@ def document_of(
         made=now(),
         by="backend-kwargs compare",
         environment=environment_of(where),
-        verdict=_verdict(comparison, best, "\n".join(paste)),
+        verdict=verdict_of(comparison, "\n".join(paste)),
         warnings=tuple({each.text: each for each in reversed([*_warnings(comparison)])}.values())[::-1],
         speedups=(speedups, *places_of(raced)),
         races=tuple(race_of(*each) for each in raced),
@@ -255,7 +255,9 @@ def best_mode(comparison: Comparison, but: Row | None = None) -> Row | None:
     return min(modes, key=lambda row: row.latency.median if row.latency else 0.0, default=None)
 
 
-def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdict:
+def verdict_of(comparison: Comparison, paste: str = "") -> page.Verdict:
+    """Return what to use, with its speedups and costs, and the lines to `paste` for it."""
+    best = fastest(comparison)
     if best is None or best.latency is None:
         return page.Verdict(text=_without_winner(comparison), clear=False)
     if itself := comparison.over_itself(best):
@@ -292,14 +294,14 @@ def _verdict(comparison: Comparison, best: Row | None, paste: str) -> page.Verdi
 def _without_winner(comparison: Comparison) -> str:
     """Return what to do where no candidate is surely faster than the baseline."""
     if comparison.baseline is None:
-        return "Nothing to use yet: no candidate ran, for the reasons below."
+        return "Nothing to use yet: no candidate ran, for the reasons in the table."
     keep, noise = comparison.baseline, comparison.noise
     kept = "Call the model itself" if keep == EAGER else f"Keep {keep}"
     if len(comparison.rows) == 1:
         return f"{kept}: no other candidate was given."
     timed = [(row, row.speedup) for row in comparison.rows if row.passed and row.label != keep and row.speedup]
     if not timed:
-        return f"{kept}: no other candidate passed, for the reasons below."
+        return f"{kept}: no other candidate passed, for the reasons in the table."
     row, of = max(timed, key=lambda each: each[1].median)
     nearest = f"the next, {row.label}, is {ratio(of.median)} as fast ({between(of)})"
     if of.high < 1 and not row.verdict:

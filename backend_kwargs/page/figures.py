@@ -78,6 +78,7 @@ def measured_on(environment: Mapping[str, object]) -> str:
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 NONE = ""  # the style sheet draws a dash
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def ratio(value: float | None) -> str:
@@ -103,9 +104,7 @@ def duration(seconds: float | None) -> str:
     """Return "4.02 ms"."""
     if not seconds:
         return NONE if seconds is None else "0 s"
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1 or unit == "µs":
-            break
+    unit, factor = ("s", 1.0) if seconds >= 1 else ("ms", 1e3) if seconds >= 1e-3 else ("µs", 1e6)
     value = seconds * factor
     return f"{value:,.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
 
@@ -114,12 +113,9 @@ def size(count: float | None) -> str:
     """Return "412 MiB"."""
     if count is None:
         return NONE
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
-        if value < 1024 or unit == "TiB":
-            break
-        value /= 1024
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    unit = min(max(int(count).bit_length() - 1, 0) // 10, len(UNITS) - 1)
+    value = count / 1024**unit
+    return f"{value:.3g} {UNITS[unit]}" if value < 1000 else f"{value:.0f} {UNITS[unit]}"
 
 
 def error(value: float | None) -> str:

@@ -20,14 +20,6 @@ MOST_TICKS = 6
 MOST_KERNELS = 12
 
 
-class Dot(NamedTuple):
-    """A value and its interval, in percent."""
-
-    at: float
-    low: float
-    high: float
-
-
 class Axis(NamedTuple):
     """An axis from `low` to `high`, of logarithms if `log`."""
 
@@ -42,10 +34,6 @@ class Axis(NamedTuple):
             low, high, value = (math.log(max(each, 1e-300)) for each in (low, high, value))
         share = min(max((value - low) / (high - low), 0.0), 1.0)
         return round(MARGIN + share * (100 - 2 * MARGIN), 1)
-
-    def dot(self, interval: Interval) -> Dot:
-        """Return where a value and its interval are."""
-        return Dot(self.at(interval.median), self.at(interval.low), self.at(interval.high))
 
     def ticks(self) -> list[tuple[float, float]]:
         """Return values that are easy to read, with their positions."""
@@ -103,28 +91,18 @@ def ranked(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: -row.speedup.median if row.speedup else math.inf)
 
 
-class Led(NamedTuple):
-    """A time in which a candidate led, in percent of the axis, and in seconds."""
-
-    at: float
-    width: float
-    since: float
-    until: float
-
-
 def race_axis(race: Race) -> Axis:
     """Return the axis of a race: seconds since it began."""
     ends = [span.end for lane in race.lanes for span in lane.spans]
     return Axis(0.0, max([race.seconds, *ends]) or 1.0, log=False)
 
 
-def led(race: Race, axis: Axis) -> dict[str, list[Led]]:
-    """Return when each candidate led."""
-    found: dict[str, list[Led]] = {}
+def led(race: Race, end: float) -> dict[str, list[tuple[float, float]]]:
+    """Return from when to when each candidate led a race that ended at `end`, in seconds since it began."""
+    found: dict[str, list[tuple[float, float]]] = {}
     leads = sorted(race.leads, key=lambda lead: lead.since)
-    for lead, following in zip(leads, [*(each.since for each in leads[1:]), axis.high], strict=False):
-        at, end = axis.at(lead.since), axis.at(following)
-        found.setdefault(lead.name, []).append(Led(at, round(end - at, 1), lead.since, following))
+    for lead, until in zip(leads, [*(each.since for each in leads[1:]), end], strict=False):
+        found.setdefault(lead.name, []).append((lead.since, until))
     return found
 
 
@@ -155,12 +133,10 @@ def fastest_first(tradeoffs: Tradeoffs) -> list[Point]:
 
 def on_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points that no other is at least as good as in both values, and better in one: less is better."""
-    best = math.inf
-    found = []
-    for first, second in sorted(set(points)):
-        if second < best:
-            found.append((first, second))
-            best = second
+    found: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if not found or point[1] < found[-1][1]:
+            found.append(point)
     return found
 
 
@@ -187,13 +163,10 @@ def scatters(tradeoffs: Tradeoffs) -> Iterator[Scatter]:
 def _scatter(
     title: str, known: list[tuple[int, Point, float]], words: Callable[[float], str], times: Callable[[float], str]
 ) -> Scatter:
-    values = [value for *_, value in known]
     # What costs nothing (eager's compile time) has no logarithm: it stands at the start of the axis.
-    least = min(value for value in values if value > 0)
-    across, up = (
-        log_axis([*(value for value in values if value > 0), least / 2]),
-        log_axis([p.time for _, p, _ in known]),
-    )
+    costs = [value for *_, value in known if value > 0]
+    across = log_axis([*costs, min(costs) / 2])
+    up = log_axis([point.time for _, point, _ in known])
 
     def place(value: float, time: float) -> tuple[float, float]:
         x, y = across.at(max(value, across.low)), up.at(time)

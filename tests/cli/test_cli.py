@@ -13,7 +13,7 @@ import typer
 
 import backend_kwargs as bk
 from backend_kwargs.cli import REMOVED, app
-from backend_kwargs.cli.console import print_table
+from backend_kwargs.cli.console import lines_to_paste, print_table
 from backend_kwargs.cli.measured import print_comparison
 from backend_kwargs.compare import Comparison, Row, fastest
 from backend_kwargs.harness.models import importable
@@ -397,7 +397,7 @@ def test_compare_fails_where_none_ran(factory):
     ran = run("compare", "factory.py:relu", "--backends", "relu_compile_error_TESTING_ONLY", cwd=factory)
     assert ran.returncode == 1
     assert "fail_to_run" in ran.stdout
-    assert ran.stdout.endswith("No candidate ran.\n")
+    assert ran.stdout.endswith("Nothing to use yet: no candidate ran, for the reasons in the table.\n")
 
 
 @pytest.mark.parametrize(
@@ -522,9 +522,9 @@ def test_compare_output(capsys, monkeypatch):
     """The table of a comparison has a row of each kind, and the line to paste."""
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    times = {"graphs": 1, "samples": [2e-3]}
+    own = Interval(2e-3, 2e-3, 2e-3)
     rows = [
-        Row("eager", "eager", speedup=Interval(1, 1, 1), latency=Interval(2e-3, 2e-3, 2e-3), verdict="baseline"),
+        Row("eager", "eager", speedup=Interval(1, 1, 1), latency=own, verdict="baseline", samples=[2e-3]),
         Row(
             "tmpl-inductor:freezing[epilogue_fusion=false]",
             "make_backend('tmpl-inductor:freezing', {'epilogue_fusion': False})",
@@ -533,7 +533,8 @@ def test_compare_output(capsys, monkeypatch):
             latency=Interval(1.5e-3, 1.4e-3, 1.6e-3),
             speedup=Interval(1.33, 1.25, 1.43),
             peak_bytes=3 * 2**20,
-            **times,
+            graphs=1,
+            samples=[1.5e-3],
         ),
         Row(
             "inductor",
@@ -543,7 +544,8 @@ def test_compare_output(capsys, monkeypatch):
             latency=Interval(1.98e-5, 1.9e-5, 2.1e-5),
             speedup=Interval(1.01, 0.98, 1.03),
             verdict="within noise",
-            **times,
+            graphs=1,
+            samples=[1.98e-3],
         ),
         Row("broken", "broken", status="fail_to_run", reason="InvalidBackend: [red] broken :smile:"),
     ]
@@ -551,7 +553,7 @@ def test_compare_output(capsys, monkeypatch):
     made = Comparison(rows, where, Interval(1.0, 0.98, 1 / 0.98), "eager", "inference", ["A note."])
     assert fastest(made) is rows[1]
     backend = bk.make_backend("tmpl-inductor:freezing", epilogue_fusion=False)
-    print_comparison(made, rows[1], backend)
+    print_comparison(made, lines_to_paste(backend))
     check_golden("compare", capsys.readouterr().out)
 
 

@@ -71,7 +71,7 @@ TIED = row("inductor", 0.99, verdict="within noise")
         ),
         pytest.param(
             compared(FAILED),
-            "Call the model itself: no other candidate passed, for the reasons below.",
+            "Call the model itself: no other candidate passed, for the reasons in the table.",
             id="failures only",
         ),
         pytest.param(compared(), "Call the model itself: no other candidate was given.", id="one candidate"),
@@ -103,7 +103,7 @@ def test_a_speedup_over_a_mode_within_the_noise_is_not_clear():
 def test_nothing_ran():
     failed = Comparison([Row("a", "a", "fail_to_run", "why")], WHERE, None, None, "training", [])
     document = document_of(failed, "model")
-    assert document.verdict.text == "Nothing to use yet: no candidate ran, for the reasons below."
+    assert document.verdict.text == "Nothing to use yet: no candidate ran, for the reasons in the table."
     assert document.speedups[0].rows[0].reason == "why"
     assert document.subtitle == "training on a CPU, torch 2.13.0"
 

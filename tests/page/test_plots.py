@@ -67,11 +67,7 @@ def test_nothing_costs_nothing():
 def test_who_led_when():
     """Each leads until the next one does, the last until the race ends."""
     race = Race(seconds=10.0, leads=(Lead("b", 4.0), Lead("a", 0.0), Lead("a", 7.0)))
-    led = plots.led(race, plots.race_axis(race))
-    assert {name: [(each.since, each.until) for each in found] for name, found in led.items()} == {
-        "a": [(0.0, 4.0), (7.0, 10.0)],
-        "b": [(4.0, 7.0)],
-    }
+    assert plots.led(race, 10.0) == {"a": [(0.0, 4.0), (7.0, 10.0)], "b": [(4.0, 7.0)]}
 
 
 def test_a_race_without_times_has_an_axis():
