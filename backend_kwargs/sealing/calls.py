@@ -1,9 +1,9 @@
 """Calls of what is sealed: at other sizes, compared with eager, and padded to buckets if that changes no result."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
@@ -51,42 +51,48 @@ class Target:
     look: Callable[..., str | None]
     module: torch.nn.Module | None
 
-    def named_leaves(self, sample: Sample) -> dict[str, Any]:
-        """Return the arguments of a call by name, those in dicts, lists and tuples as "x.key" and "x.0"."""
-        return {
-            ".".join([name, *map(_key, path)]): leaf
-            for name, slot in self._slots(sample)
-            for path, leaf in pytree.tree_flatten_with_path(_at(sample, slot))[0]
-        }
-
-    def with_leaves(self, sample: Sample, changed: Mapping[str, Any]) -> Sample:
-        """Return the arguments of a call with some of its leaves replaced; keywords stay keywords.
-
-        Of a function that takes `**kwargs`, as torch's own modules do when they are compiled, they are another call.
-        """
-        args, kwargs = list(sample.args), dict(sample.kwargs)
-        for name, slot in self._slots(sample):
-            paths, spec = pytree.tree_flatten_with_path(_at(sample, slot))
-            leaves = [changed.get(".".join([name, *map(_key, path)]), leaf) for path, leaf in paths]
-            of: Any = args if isinstance(slot, int) else kwargs
-            of[slot] = pytree.tree_unflatten(leaves, spec)
-        return Sample(tuple(args), kwargs)
-
-    def _slots(self, sample: Sample) -> list[tuple[str, int | str]]:
-        """Return the name and the position or keyword of each argument of a call, in the signature's order."""
+    def leaves(self, sample: Sample) -> list[tuple[InputPath, Any]]:
+        """Return where each leaf of a call's arguments is, and the leaf; raise if they do not fit the signature."""
         try:
-            bound = self.signature.bind(*range(len(sample.args)), **{name: name for name in sample.kwargs})
+            return leaves_of(self.signature, sample)
         except TypeError as error:
             raise BackendKwargsError(f"The example inputs do not fit {self.name!r}: {error}.") from None
-        return [
-            (".".join([name, *map(_key, path)]), slot)
-            for name, slots in bound.arguments.items()
-            for path, slot in pytree.tree_flatten_with_path(slots)[0]
-        ]
 
 
-def _at(sample: Sample, slot: int | str) -> Any:
-    return sample.args[slot] if isinstance(slot, int) else sample.kwargs[slot]
+def leaves_of(signature: inspect.Signature, sample: Sample) -> list[tuple[InputPath, Any]]:
+    """Return where each leaf of a call's arguments is, and the leaf; raise TypeError if they do not fit `signature`.
+
+    Leaves in dicts, lists and tuples are named "x.key" and "x.0".
+    """
+    arguments = dict(signature.bind(*sample.args, **sample.kwargs).arguments)
+    leaves: Any = pytree.tree_flatten_with_path(arguments)[0]
+    found = []
+    for path, leaf in leaves:
+        own, *keys = path
+        position: int | None = [*signature.parameters].index(own.key)
+        keyword = own.key
+        match signature.parameters[own.key].kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                position, keyword = position + keys.pop(0).idx, None
+            case inspect.Parameter.VAR_KEYWORD:
+                position, keyword = None, keys.pop(0).key
+            case inspect.Parameter.KEYWORD_ONLY:
+                position = None
+        found.append((InputPath(".".join(map(_key, path)), position, keyword, tuple(keys)), leaf))
+    return found
+
+
+def with_leaves(sample: Sample, changed: Iterable[tuple[InputPath, Any]]) -> Sample:
+    """Return the arguments of a call with some of its leaves replaced; keywords stay keywords.
+
+    Of a function that takes `**kwargs`, as torch's own modules do when they are compiled, they are another call.
+    """
+    args, kwargs = [*sample.args], dict(sample.kwargs)
+    for place, leaf in changed:
+        arguments, at = place.holder(args, kwargs)
+        paths, spec = pytree.tree_flatten_with_path(arguments[at])
+        arguments[at] = pytree.tree_unflatten([leaf if path == place.keys else each for path, each in paths], spec)
+    return Sample(tuple(args), kwargs)
 
 
 def _key(key: Any) -> str:
@@ -267,14 +273,17 @@ def _leaves(outputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         waiting += [each for each, _ in reversed(node.next_functions)]
 
 
+@dataclass
 class Calls:
     """The calls of one `seal`: inputs of any declared sizes, and each call from the state before."""
 
-    def __init__(self, target: Target, declared: Declared, example: Sample, places: Sequence[InputPath]) -> None:
-        self.target, self.declared, self.example, self.places = target, declared, example, places
-        self.leaves = target.named_leaves(example)
-        self.has_gradients = False
-        self._buffers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # with their values before
+    target: Target
+    declared: Declared
+    example: Sample
+    places: Sequence[InputPath]
+    has_gradients: bool = field(default=False, init=False)
+    # With their values before.
+    _buffers: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -298,15 +307,16 @@ class Calls:
 
     def inputs(self, point: Point, *, values: bool = True, marked: bool = False) -> Sample:
         """Return the arguments of a call of these sizes, made from the example's; `marked` for dynamo."""
-        changed: dict[str, torch.Tensor] = {}
+        changed = []
         made: dict[tuple[int, str], torch.Tensor] = {}
         for place in self.places:
-            sizes, leaf = {dim: point[name] for dim, name in place.dims}, self.leaves[place.name]
+            sizes, leaf = {dim: point[name] for dim, name in place.dims}, place.get(*self.example)
             key = id(leaf), str(sizes)  # a tensor that is given twice stays one
-            changed[place.name] = tensor = made.setdefault(key, resized(leaf, sizes, values=values))
+            tensor = made.setdefault(key, resized(leaf, sizes, values=values))
+            changed.append((place, tensor))
             for dim, name in place.dims if marked else ():
                 sealing.mark(tensor, dim, dynamic=name in self.declared.dynamic)
-        return self.target.with_leaves(copies(self.example) if values else self.example, changed)
+        return with_leaves(copies(self.example) if values else self.example, changed)
 
     def call(self, call: Call, sample: Sample, point: Point | None = None) -> Result:
         """Call from the state before, and the backward pass too."""
@@ -325,7 +335,11 @@ class Calls:
             name: before if same_bits(each, before) else each.detach().clone()
             for name, (each, before) in self._buffers.items()
         }
-        return Result(output, gradients, {"input": self.target.named_leaves(sample), "buffer": buffers})
+        return Result(
+            output,
+            gradients,
+            {"input": {path.name: leaf for path, leaf in self.target.leaves(sample)}, "buffer": buffers},
+        )
 
 
 # ---- checks of the results
@@ -414,23 +428,19 @@ class Padding:
             padding._check_other_values(point, padded, work, checks)
         return padding
 
-    def filled(self, args: Sequence[Any], kwargs: Mapping[str, Any], padded: Point) -> Sample:
-        """Return the arguments with the declared inputs padded to buckets."""
-        own, named = list(args), dict(kwargs)
-        for place in self.places:
-            if any(of in padded for _, of in place.dims):
-                tensor = place.get(args, kwargs)
-                amounts = [0] * (2 * tensor.ndim)
-                for dim, of in place.dims:
-                    amounts[2 * (tensor.ndim - 1 - dim) + 1] = padded.get(of, tensor.shape[dim]) - tensor.shape[dim]
-                place.put(own, named, pad(tensor, amounts, value=self.fill.get(place.name, 0)))
-        return Sample(tuple(own), named)
-
     def around(self, call: Call, point: Point, padded: Point) -> Call:
-        """Return a call with padded inputs, whose results are cut."""
+        """Return a call with inputs padded to buckets, whose results are cut."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            wide = self.filled(args, kwargs, padded)
+            changed = []
+            for place in self.places:
+                if any(of in padded for _, of in place.dims):
+                    tensor = place.get(args, kwargs)
+                    amounts = [0] * (2 * tensor.ndim)
+                    for dim, of in place.dims:
+                        amounts[2 * (tensor.ndim - 1 - dim) + 1] = padded.get(of, tensor.shape[dim]) - tensor.shape[dim]
+                    changed.append((place, pad(tensor, amounts, value=self.fill.get(place.name, 0))))
+            wide = with_leaves(Sample(args, kwargs), changed)
             return self.cut(call(*wide.args, **wide.kwargs), point, padded)
 
         return run
@@ -495,11 +505,9 @@ class Padding:
 
         def made(changed: Mapping[str, Change]) -> Sample:
             sample = work.inputs(point)
-            leaves = work.target.named_leaves(sample)
-            values = {id(leaves[name]): change(leaves[name]) for name, change in changed.items()}
-            return work.target.with_leaves(
-                sample, {name: values[id(leaf)] for name, leaf in leaves.items() if id(leaf) in values}
-            )
+            leaves = work.target.leaves(sample)
+            values = {id(leaf): changed[path.name](leaf) for path, leaf in leaves if path.name in changed}
+            return with_leaves(sample, [(path, values[id(leaf)]) for path, leaf in leaves if id(leaf) in values])
 
         changes = dict(self._changes_of_inputs(point, padded, work))
         around = self.around(work.target.eager, point, padded)
@@ -522,7 +530,7 @@ class Padding:
         with Positions() as positions:
             work.call(work.target.eager, sample, point)
         dims = {place.name: [dim for dim, of in place.dims if of in padded] for place in self.places}
-        leaves = {id(leaf): (name, leaf) for name, leaf in work.target.named_leaves(work.inputs(point)).items()}
+        leaves = {id(leaf): (path.name, leaf) for path, leaf in work.target.leaves(work.inputs(point))}
         for name, leaf in leaves.values():
             found = changes_of(name, leaf, self.fill.get(name, 0), dims.get(name, []), free=not positions.found)
             if found:

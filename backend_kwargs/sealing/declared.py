@@ -1,7 +1,5 @@
 """What a user declares of a sealed function's sizes: their names, the values that will come, and buckets to pad to."""
 
-import copy
-import inspect
 import itertools
 import math
 from bisect import bisect_left
@@ -29,51 +27,30 @@ class UndeclaredError(Exception):
 
 
 class InputPath(NamedTuple):
-    """A tensor among the arguments, and the names of its dimensions.
+    """Where a leaf is among the arguments of a call; for a tensor of `dims`, the names of its dimensions and its rank.
 
-    It is the argument at `position`, or else the keyword `keyword`, or in that by `keys`.
+    It is the argument at `position`, or else the keyword `keyword`, or in that by pytree's `keys`.
     """
 
     name: str
     position: int | None
     keyword: str | None
-    keys: tuple[int | str, ...]
-    dims: tuple[tuple[int, str], ...]
-    rank: int
+    keys: tuple[Any, ...]
+    dims: tuple[tuple[int, str], ...] = ()
+    rank: int = 0
+
+    def holder(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments, positional or keywords, and the index or name of the one that is or holds the leaf."""
+        position = self.position
+        return (args, position) if position is not None and position < len(args) else (kwargs, self.keyword)
 
     def get(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the tensor; raise LookupError, TypeError or AttributeError if it is not there."""
-        position = self.position
-        value = args[position] if position is not None and position < len(args) else kwargs[self.keyword]  # type: ignore[index]
+        """Return the leaf; raise LookupError, TypeError or AttributeError if it is not there."""
+        arguments, at = self.holder(args, kwargs)
+        value = arguments[at]
         for key in self.keys:
-            value = value[key] if isinstance(value, Mapping) or isinstance(key, int) else getattr(value, key)
+            value = key.get(value)
         return value
-
-    def put(self, args: list[Any], kwargs: dict[str, Any], value: object) -> None:
-        """Replace the tensor, in copies of the dicts, lists and tuples that hold it."""
-        if self.position is not None and self.position < len(args):
-            args[self.position] = _with(args[self.position], self.keys, value)
-        else:
-            assert self.keyword is not None
-            kwargs[self.keyword] = _with(kwargs[self.keyword], self.keys, value)
-
-
-def _with(tree: Any, keys: Sequence[int | str], value: object) -> Any:
-    """Return a copy of a tree with another value at a path."""
-    if not keys:
-        return value
-    key, *rest = keys
-    if isinstance(tree, Mapping) or isinstance(key, int):
-        changed = _with(tree[key], rest, value)
-        if isinstance(tree, tuple):
-            items = [changed if at == key else item for at, item in enumerate(tree)]
-            return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
-        twin: Any = copy.copy(tree)
-        twin[key] = changed
-    else:
-        twin = copy.copy(tree)
-        setattr(twin, key, _with(getattr(tree, key), rest, value))
-    return twin
 
 
 @dataclass(frozen=True)
@@ -176,11 +153,11 @@ class Declared:
         }
 
 
-class Reader:
+class Reader(NamedTuple):
     """Reads the declared sizes of a call from its arguments."""
 
-    def __init__(self, declared: Declared, places: Sequence[InputPath]) -> None:
-        self.declared, self.places = declared, places
+    declared: Declared
+    places: Sequence[InputPath]
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Point, Point]:
         """Return the sizes of a call, and the buckets of those that must be padded; raise if it was not declared."""
@@ -188,14 +165,14 @@ class Reader:
         padded: Point = {}
         allowed = self.declared.allowed
         for place in self.places:
-            name, dims, rank = place.name, place.dims, place.rank
+            name, rank = place.name, place.rank
             try:
                 shape = place.get(args, kwargs).shape
             except (LookupError, TypeError, AttributeError):
                 raise UndeclaredError(f"input {name!r} must be a tensor") from None
             if len(shape) != rank:
                 raise UndeclaredError(f"input {name!r} has {len(shape)} dimensions, declared with {rank}")
-            for dim, of in dims:
+            for dim, of in place.dims:
                 size = shape[dim]
                 if found.setdefault(of, size) != size:
                     raise UndeclaredError(f"{of!r} has two sizes in one call", f"{found[of]} and {size}")
@@ -207,36 +184,22 @@ class Reader:
         return found, padded
 
 
-def places_of(declared: Declared, signature: inspect.Signature, leaves: Mapping[str, Any]) -> list[InputPath]:
+def places_of(declared: Declared, leaves: Iterable[tuple[InputPath, Any]]) -> list[InputPath]:
     """Return where the declared inputs are, by their names among the `leaves` of the example."""
+    known = {path.name: (path, leaf) for path, leaf in leaves}
     places = []
     for name, dims in declared.dims.items():
-        if name not in leaves:
-            raise unknown("input in seal's `dims`", name, leaves, otherwise=f"The inputs are {_listed(leaves)}.")
-        rank = getattr(leaves[name], "ndim", None)
+        if name not in known:
+            raise unknown("input in seal's `dims`", name, known, otherwise=f"The inputs are {_listed(known)}.")
+        path, leaf = known[name]
+        rank = getattr(leaf, "ndim", None)
         if rank is None:
-            raise wrong_value(f"Input {name!r}, which `dims` names,", "a tensor", leaves[name])
+            raise wrong_value(f"Input {name!r}, which `dims` names,", "a tensor", leaf)
         for dim in dims:
             if not -rank <= dim < rank:
                 raise BackendKwargsError(f"Input {name!r} has {rank} dimensions, but `dims` names dimension {dim}.")
-        known = tuple(sorted((dim % rank, of) for dim, of in dims.items()))
-        places.append(InputPath(name, *_place(signature, name), known, rank))
+        places.append(path._replace(dims=tuple(sorted((dim % rank, of) for dim, of in dims.items())), rank=rank))
     return places
-
-
-def _place(signature: inspect.Signature, name: str) -> tuple[int | None, str | None, tuple[int | str, ...]]:
-    """Return where an input is in a call: "x" is an argument, "x.key" and "x.0" are in it."""
-    first, *rest = name.split(".")
-    kinds = {each.name: each.kind for each in signature.parameters.values()}
-    position: int | None = [*kinds].index(first)
-    keyword: str | None = first
-    if kinds[first] is inspect.Parameter.VAR_POSITIONAL:
-        position, keyword = position + int(rest.pop(0)), None  # type: ignore[operator]
-    elif kinds[first] is inspect.Parameter.VAR_KEYWORD:
-        position, keyword = None, rest.pop(0)
-    elif kinds[first] is inspect.Parameter.KEYWORD_ONLY:
-        position = None
-    return position, keyword, tuple(int(key) if key.isdigit() else key for key in rest)
 
 
 def _items(what: str, wanted: str, given: object) -> Iterable[tuple[Any, Any]]:
@@ -250,15 +213,10 @@ def _items(what: str, wanted: str, given: object) -> Iterable[tuple[Any, Any]]:
 def _named_dims(name: object, dims: object) -> dict[int, str]:
     if not isinstance(name, str) or not name:
         raise wrong_value("seal's `dims`", DIMS, name)
-    right = (
-        isinstance(dims, Mapping)
-        and dims
-        and all(type(dim) is int and isinstance(of, str) and of for dim, of in dims.items())
-    )
-    if not right:
+    named = dict(dims) if isinstance(dims, Mapping) else {}
+    if not named or not all(type(dim) is int and isinstance(of, str) and of for dim, of in named.items()):
         raise wrong_value(f"seal's `dims[{name!r}]`", "a dict from dimensions to names, such as {0: 'batch'}", dims)
-    assert isinstance(dims, Mapping)
-    return dict(dims)
+    return named
 
 
 def _known(name: object, names: Collection[str]) -> str:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from backend_kwargs.bundles.samples import Sample
 from backend_kwargs.errors import BackendKwargsError, printable, shortened
 from backend_kwargs.facts import Call
 from backend_kwargs.sealing.calls import Apart, Calls, Checks, Padding, Target, apart_of
-from backend_kwargs.sealing.declared import Declared, InputPath, Point, Reader, UndeclaredError, places_of, shown_point
+from backend_kwargs.sealing.declared import Declared, Point, Reader, UndeclaredError, places_of, shown_point
 from backend_kwargs.torch_internals import cudagraphs, sealing
 from backend_kwargs.torch_internals.cudagraphs import CUDAGraphTreeManager
 from backend_kwargs.torch_internals.tensors import modes_of_thread
-from backend_kwargs.trial import generators, synchronize
+from backend_kwargs.trial import generators, synchronize, tensors_of
 
 log = logging.getLogger("backend_kwargs.sealing")
 MOST_REASONS = 100  # that are logged and counted apart, since a guard's words may hold any value
@@ -201,7 +202,7 @@ def warmed(
     import_compiler()
     if torch.cuda.is_available():
         cudagraphs.trees_of_thread()  # torch 2.11 makes none in threads that a user has started
-    places = places_of(declared, target.signature, target.named_leaves(example))
+    places = places_of(declared, target.leaves(example))
     reader = Reader(declared, places)
     work = _Warming(target, declared, example, places, tell)
     checks = Checks(target.name, partial(work.call, target.eager), tol)
@@ -244,21 +245,13 @@ def warmed(
     return sealed
 
 
+@dataclass
 class _Warming(Calls):
     """The steps of one `seal`."""
 
-    def __init__(
-        self,
-        target: Target,
-        declared: Declared,
-        example: Sample,
-        places: Sequence[InputPath],
-        tell: Callable[[str, float], None],
-    ) -> None:
-        super().__init__(target, declared, example, places)
-        self.tell = tell
-        self.notes: list[str] = []
-        self.managers: set[cudagraphs.CUDAGraphTreeManager] = set()  # of the CUDA graphs that calls replay
+    tell: Callable[[str, float], None]
+    notes: list[str] = field(default_factory=list)
+    managers: set[CUDAGraphTreeManager] = field(default_factory=set)  # of the CUDA graphs that calls replay
 
     def _told(self, points: Iterable[Point], what: str, count: int, done: float) -> Iterator[Point]:
         """Yield the combinations, with their number on a terminal; `done` is the fraction of `seal` before them."""
@@ -310,7 +303,7 @@ class _Warming(Calls):
         dynamo takes sizes that are equal in the first call for one size.
         """
         declared, codes = self.declared, dict(self.declared.codes)
-        taken = {size for leaf in self.leaves.values() if isinstance(leaf, torch.Tensor) for size in leaf.shape}
+        taken = {size for tensor in tensors_of(tuple(self.example)) for size in tensor.shape}
         taken |= {size for name, each in codes.items() if name not in declared.dynamic for size in each}
         for name in declared.dynamic:
             falling = sorted(codes[name], reverse=True)[:MOST_TRIED]
@@ -357,7 +350,7 @@ class _Warming(Calls):
         """Call for each combination."""
         for point in self._told(points, "calling", len(points), 0.3):
             self.call(call, self.inputs(point, marked=call is self.target.compiling), point)
-        for device in {leaf.device for leaf in self.leaves.values() if isinstance(leaf, torch.Tensor)}:
+        for device in {tensor.device for tensor in tensors_of(tuple(self.example))}:
             synchronize(device)
 
     def compare(self, checks: Checks, points: Sequence[Point]) -> None:

@@ -2,13 +2,14 @@
 
 import inspect
 from collections import namedtuple
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 import backend_kwargs as bk
-from backend_kwargs.sealing.calls import Checks, Result, resized
+from backend_kwargs.bundles.samples import Sample
+from backend_kwargs.sealing.calls import Checks, Result, leaves_of, resized, with_leaves
 from backend_kwargs.sealing.declared import Declared, Reader, UndeclaredError, places_of
 
 # ---- sizes of a call
@@ -18,22 +19,30 @@ def called(x, *rest, scale=1, named=None, **others):
     return x
 
 
-def places(leaves, dims, **given):
+def places(example, dims, **given):
     sizes = {name: [2, 3, 4] for each in dims.values() for name in each.values()}
     declared = Declared.read(dims, sizes | given.pop("sizes", {}), given.pop("buckets", None), None)
-    return declared, places_of(declared, inspect.signature(called), leaves)
+    return declared, places_of(declared, leaves_of(inspect.signature(called), Sample(*example)))
 
 
 ONES = {size: torch.ones(size, 5) for size in (2, 3, 4)}
 Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Holder:
+    inner: torch.Tensor
+
+
+torch.export.register_dataclass(Holder)
 CALLS = {
     "argument": ("x", lambda x: ((x,), {})),
     "argument by its name": ("x", lambda x: ((), {"x": x})),
     "list": ("x.1", lambda x: (([0, x],), {})),
     "tuple": ("x.1", lambda x: (((0, x, 2),), {})),
-    "namedtuple": ("x.0", lambda x: ((Pair(x, 1),), {})),
+    "namedtuple": ("x.x", lambda x: ((Pair(x, 1),), {})),
     "dict": ("x.inner.0", lambda x: (({"inner": [x], "also": 1},), {})),
-    "object": ("x.inner", lambda x: ((SimpleNamespace(inner=x),), {})),
+    "object": ("x.inner", lambda x: ((Holder(x),), {})),
     "further argument": ("rest.1", lambda x: ((0, 1, x), {})),
     "keyword alone": ("named", lambda x: ((0,), {"named": x})),
     "further keyword": ("others.mask", lambda x: ((0,), {"mask": x})),
@@ -43,11 +52,10 @@ CALLS = {
 @pytest.mark.parametrize(("name", "call"), CALLS.values(), ids=CALLS)
 def test_where_a_tensor_is(name, call):
     """Its size is read there, and another tensor is put there in copies of what holds it."""
-    declared, (place,) = places({name: ONES[2]}, {name: {0: "n"}})
+    declared, (place,) = places(call(ONES[2]), {name: {0: "n"}})
     args, kwargs = call(ONES[3])
     assert Reader(declared, [place])(args, kwargs) == ({"n": 3}, {})
-    own, named = list(args), dict(kwargs)
-    place.put(own, named, ONES[4])
+    own, named = with_leaves(Sample(args, kwargs), [(place, ONES[4])])
     assert place.get(own, named) is ONES[4]
     assert place.get(args, kwargs) is ONES[3]
     assert [type(each) for each in own] == [type(each) for each in args]
@@ -55,7 +63,7 @@ def test_where_a_tensor_is(name, call):
 
 def undeclared(dims, args, kwargs=None, **given):
     """Return why a call was not declared, with what it had."""
-    declared, found = places({name: torch.ones(2, 5) for name in dims}, dims, **given)
+    declared, found = places(((), {name: torch.ones(2, 5) for name in ("x", *dims)}), dims, **given)
     with pytest.raises(UndeclaredError) as raised:
         Reader(declared, found)(args, kwargs or {})
     return str(raised.value), raised.value.got
@@ -85,7 +93,7 @@ def test_calls_that_were_not_declared(given, why):
 
 def test_buckets_of_a_call():
     """What is a bucket's size is not padded, and what is below it is."""
-    declared, found = places({"x": ONES[2]}, X, buckets={"n": [2, 4]}, sizes={"n": range(1, 5)})
+    declared, found = places(((ONES[2],), {}), X, buckets={"n": [2, 4]}, sizes={"n": range(1, 5)})
     assert [Reader(declared, found)((torch.ones(n, 5),), {})[1] for n in (1, 2, 3, 4)] == [{"n": 2}, {}, {"n": 4}, {}]
 
 
@@ -102,7 +110,7 @@ def test_buckets_of_a_call():
 def test_dimensions_that_are_not_there(dims, message):
     """The input is named, with how many dimensions it has."""
     with pytest.raises(bk.BackendKwargsError) as wrong:
-        places({"x": ONES[2], "scale": 1}, dims)
+        places(((ONES[2],), {"scale": 1}), dims)
     assert str(wrong.value) == message
 
 
