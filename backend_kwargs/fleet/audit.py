@@ -574,15 +574,14 @@ def targets_of(documents: Sequence[UnitDocument]) -> list[Target]:
     targets = []
     for each in documents:
         unit = each.unit
-        device = torch.device("cuda" if unit.on_gpu else "cpu")
-        if unit.on_gpu and not torch.cuda.is_available():
+        if unit.device_type == "cuda" and not torch.cuda.is_available():
             continue
         try:
             backend = backend_of(unit, untrusted(check))
         except BackendKwargsError as error:
             warn_once(f"{unit.label} is not audited: {error}")
             continue
-        targets.append(Target(unit.label, partial(made, unit, device), backend, unit.threads, each.decisions))
+        targets.append(Target(unit.label, partial(made, unit), backend, unit.threads, each.decisions))
     return targets
 
 

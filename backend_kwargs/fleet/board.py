@@ -62,6 +62,7 @@ Name = Annotated[str, Meta(max_length=500)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=10_000)]
 Text = Annotated[str, Meta(max_length=8000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Threads = Annotated[int, Meta(ge=1, le=4096)]
 
 
 class Unit(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +76,7 @@ class Unit(Struct, frozen=True, forbid_unknown_fields=True):
     device: Name
     sizes: dict[Name, int] = {}
     dtype: Name = ""
-    threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    threads: Threads | None = None
     effort: Name = "quick"
     candidates: tuple[Name, ...] | None = None
     budget_s: Seconds = BUDGET_S
@@ -102,9 +103,9 @@ class Unit(Struct, frozen=True, forbid_unknown_fields=True):
         return "  ".join(filter(None, (self.model, sizes, self.dtype, self.device, threads)))
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether it is raced on a GPU."""
-        return self.device != "cpu"
+    def device_type(self) -> str:
+        """The type of its device, as torch names it."""
+        return "cpu" if self.device == "cpu" else "cuda"
 
 
 def is_named(name: str, device: str) -> bool:
@@ -205,7 +206,7 @@ class UnitClaims:
         self.store, self.here, self.words, self.devices = store, here, words, devices
         self.claims = store if isinstance(store, Claims) else None
         self.token = uuid.uuid4().hex.encode()
-        self.held: set[str] = set()
+        self.held: dict[str, Unit] = {}
         self._one = threading.RLock()
 
     def known(self) -> dict[str, UnitDocument]:
@@ -237,17 +238,14 @@ class UnitClaims:
     def take(self, unit: Unit, *, failed_too: bool = True) -> State:
         """Claim a unit that is not done, or that failed before if `failed_too`; "ours" if this process is to run it."""
         with self._one:
-            if self._ended(unit, failed_too):
-                return "ended"
-            claim = _claim_of(unit)
+            claim = f"{CLAIMS}{unit.key}"
             if self.claims and not self.claims.claim(claim, self.token, LEASE_S):
                 return "elsewhere"
-            self.held.add(claim)
-            # It may have ended between the look and the claim.
-            if self._ended(unit, failed_too):
-                self.release(unit)
-                return "ended"
-            return "ours"
+            self.held[claim] = unit
+            if not self._ended(unit, failed_too):
+                return "ours"
+            self.release(unit)
+            return "ended"
 
     def _ended(self, unit: Unit, failed_too: bool) -> bool:
         name = name_of(unit)
@@ -282,12 +280,9 @@ class UnitClaims:
 
     def release(self, unit: Unit) -> None:
         """Let others claim a unit that this process has claimed; where the store is away, its lease ends by itself."""
-        self._release(_claim_of(unit))
-
-    def _release(self, claim: str) -> None:
         with self._one:
-            if claim in self.held:
-                self.held.discard(claim)
+            if (claim := f"{CLAIMS}{unit.key}") in self.held:
+                del self.held[claim]
                 try:
                     # Unless its lease ended and another process has it.
                     if self.claims and self.claims.renew(claim, self.token, LEASE_S):
@@ -302,7 +297,7 @@ class UnitClaims:
                 with self._one:
                     if self.claims and claim in self.held and not self.claims.renew(claim, self.token, LEASE_S):
                         logger.warning("Another process took %s, whose lease had ended; it is raced twice.", claim)
-                        self.held.discard(claim)
+                        del self.held[claim]
             except Exception as error:  # noqa: BLE001 - the store may be back before the lease ends
                 logger.warning("The lease of %s could not be renewed: %s.", claim, self.words(error))
 
@@ -321,8 +316,8 @@ class UnitClaims:
             yield
         finally:
             ended.set()
-            for claim in tuple(self.held):
-                self._release(claim)
+            for unit in tuple(self.held.values()):
+                self.release(unit)
 
 
 def _is_decision(name: str, content: bytes | None) -> bool:
@@ -333,14 +328,8 @@ def _is_decision(name: str, content: bytes | None) -> bool:
         return False
 
 
-def _claim_of(unit: Unit) -> str:
-    return f"{CLAIMS}{unit.key}"
-
-
-WHAT = "a plan"
 MOST_UNITS = 100_000
 Size = Annotated[int, Meta(ge=1)]
-Threads = Annotated[int, Meta(ge=1, le=4096)]
 
 
 class Asked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -375,7 +364,7 @@ def read_plan(path: Path) -> list[Unit]:
 
     Also where `auto` does not take an option of a unit, or the key that is to sign what it decides cannot be read.
     """
-    table = read_toml(path, WHAT)
+    table = read_toml(path, "a plan")
     where = repr(str(path))
     _check_keys(where, table, Plan)
     models = table.get("models")
@@ -434,10 +423,10 @@ def _units(path: Path, plan: Plan) -> Iterator[Unit]:
         for device in map(_device, asked.devices or ()):
             # On a GPU the number of threads is no part of a decision.
             threads = (asked.threads or (None,)) if device == "cpu" else (None,)
-            for sizes in itertools.product(*model.shapes.values()):
+            shapes = itertools.product(*model.shapes.values())
+            for sizes, dtype, number in itertools.product(shapes, asked.dtypes or ("",), threads):
                 named = dict(zip(model.shapes, sizes, strict=True))
-                for dtype, number in itertools.product(asked.dtypes or ("",), threads):
-                    yield structs.replace(base, device=device, sizes=named, dtype=dtype, threads=number)
+                yield structs.replace(base, device=device, sizes=named, dtype=dtype, threads=number)
 
 
 def _device(named: str) -> str:

@@ -147,13 +147,12 @@ def race_unit(text: bytes) -> bytes:
 def _raced(unit: Unit) -> Result:
     if unit.threads:
         torch.set_num_threads(unit.threads)
-    device = torch.device("cuda" if unit.on_gpu else "cpu")
-    if unit.on_gpu and not torch.cuda.is_available():
-        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has no GPU.")
-    here = machine([device.type], device.index)
-    if unit.on_gpu and not is_named(str(here["gpu"]), unit.device):
-        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has an {here['gpu']}.")
-    model, inputs = made(unit, device)
+    here = machine([unit.device_type])
+    gpu = str(here["gpu"] or "")
+    if unit.device_type == "cuda" and not (gpu and is_named(gpu, unit.device)):
+        has = f"an {gpu}" if gpu else "no GPU"
+        raise BackendKwargsError(f"The unit is for {unit.device!r}, and the worker that got it has {has}.")
+    model, inputs = made(unit)
     with racing(backend_of(unit), unit.budget_s) as backend:
         found = tuned(unit.label, model, inputs, backend)
         # And what whole graphs have confirmed of places in this process.
@@ -173,8 +172,9 @@ def _raced(unit: Unit) -> Result:
     )
 
 
-def made(unit: Unit, device: torch.device) -> tuple[Any, Any]:
-    """Return the model and its inputs on the device, in the unit's dtype."""
+def made(unit: Unit) -> tuple[Any, Any]:
+    """Return the model and its inputs on the unit's device, in its dtype."""
+    device = torch.device(unit.device_type)
     model, inputs = model_of(unit.model, unit.sizes)
     move(model, device, training=False)
     dtype = getattr(torch, unit.dtype) if unit.dtype else None

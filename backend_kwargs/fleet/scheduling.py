@@ -411,7 +411,7 @@ class Device:
 
     def is_like(self, unit: Unit) -> bool:
         """Return whether it is of the type that a unit is for."""
-        return bool(self.gpu) and is_named(self.name, unit.device) if unit.on_gpu else not self.gpu
+        return is_named(self.name, unit.device) if self.gpu else unit.device == "cpu"
 
 
 class LocalPool(Pool):
@@ -437,7 +437,7 @@ class LocalPool(Pool):
 
     def fits(self, unit: Unit) -> bool:
         """Return whether a device is free. No race on the CPU runs beside one on a GPU, which needs the CPU too."""
-        if any(each.on_gpu != unit.on_gpu for each, _ in self.running.values()):
+        if any(each.device_type != unit.device_type for each, _ in self.running.values()):
             return False
         return self._free(unit) is not None
 
@@ -562,7 +562,7 @@ class RayPool(Pool):
         """Return why no node of the cluster can run this unit, or ""."""
         if self._places(unit):
             return ""
-        wanted = "a GPU" if unit.device == "cuda" else f"an {unit.device}" if unit.on_gpu else f"{_cpus(unit)} CPUs"
+        wanted = {"cpu": f"{unit.threads or 1} CPUs", "cuda": "a GPU"}.get(unit.device, f"an {unit.device}")
         return f"no node of the Ray cluster has {wanted}"
 
     def devices_of(self, unit: Unit) -> Sequence[str]:
@@ -571,23 +571,29 @@ class RayPool(Pool):
 
     def fits(self, unit: Unit) -> bool:
         """Return whether the cluster has a place for the unit, beside those of its kind that run."""
-        return sum(_kind(each) == _kind(unit) for each, _ in self.running.values()) < self._places(unit)
+        return sum(_kind(each) == _kind(unit) for each, _ in self.running.values()) < len(self._places(unit))
 
-    def _places(self, unit: Unit) -> int:
-        """Return how many units of this kind the cluster can run at once."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        if unit.on_gpu:
-            return sum(int(node.get("GPU", 0)) for node in nodes if _type_of(node, unit) is not None)
-        return sum(int(node.get("CPU", 0) // _cpus(unit)) for node in nodes)
+    def _places(self, unit: Unit) -> list[str]:
+        """Return the type of GPU, "" for any and for none, of each place where the cluster can run such a unit."""
+        found = []
+        for has in (node["Resources"] for node in self.ray.nodes() if node["Alive"]):
+            if unit.device == "cpu":
+                found += [""] * int(has.get("CPU", 0) // (unit.threads or 1))
+                continue
+            kinds = {name: name.removeprefix(TYPE) for name in has if name.startswith(TYPE)}
+            like = [name for name, of in kinds.items() if is_named(of, unit.device) or is_named(unit.device, of)]
+            found += ([""] if unit.device == "cuda" else like[:1]) * int(has.get("GPU", 0))
+        return found
 
     def start(self, unit: Unit) -> None:
         """Give the unit to Ray."""
-        wanted: dict[str, Any] = {"num_cpus": _cpus(unit)}
-        if unit.on_gpu:
-            types = (_type_of(node["Resources"], unit) for node in self.ray.nodes() if node["Alive"])
-            kind = next(filter(None, types), "") if unit.device != "cuda" else ""
-            wanted = {"num_gpus": 1, "num_cpus": 1, "resources": {kind: 0.001} if kind else {}}
-        task = self.task.options(**wanted).remote(msgspec.json.encode(unit))
+        kind = next(iter(self._places(unit)), "")
+        wanted = self.task.options(
+            num_cpus=unit.threads or 1,
+            num_gpus=int(unit.device != "cpu"),
+            resources={kind: 0.001} if kind else {},
+        )
+        task = wanted.remote(msgspec.json.encode(unit))
         self.running[task.future()] = unit, task
 
     def cancel(self) -> None:
@@ -600,17 +606,3 @@ class RayPool(Pool):
     def close(self) -> None:
         """Leave the cluster."""
         self.ray.shutdown()
-
-
-def _cpus(unit: Unit) -> int:
-    return unit.threads or 1
-
-
-def _type_of(resources: dict[str, float], unit: Unit) -> str | None:
-    """Return the resource that says a node has the GPU that a unit is for; "" for any GPU, None without one."""
-    if not resources.get("GPU"):
-        return None
-    if unit.device == "cuda":
-        return ""
-    kinds = ((name, name.removeprefix(TYPE)) for name in resources if name.startswith(TYPE))
-    return next((name for name, of in kinds if is_named(of, unit.device) or is_named(unit.device, of)), None)

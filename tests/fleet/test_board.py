@@ -154,7 +154,7 @@ def test_what_is_released_is_not_renewed():
     store.away, renewed = None, []
     store.renew = lambda name, *rest: renewed.append(name) or renew(name, *rest)
     board.renew()
-    assert (renewed, board.held) == ([], set())
+    assert (renewed, board.held) == ([], {})
 
 
 def test_a_lease_that_another_process_took(caplog):
@@ -199,7 +199,7 @@ def test_leases_are_renewed_while_a_unit_runs(monkeypatch, caplog):
         board.take(OTHER)
         assert enough.wait(60.0)
     assert ({*waited}, {*leases}) == ({20.0}, {60.0})
-    assert (store.documents, board.held) == ({}, set())
+    assert (store.documents, board.held) == ({}, {})
     assert "an error" in caplog.text
     assert "password" not in caplog.text
 
@@ -214,7 +214,7 @@ def test_a_store_that_is_away_at_the_end(release, caplog):
         store.away = ConnectionError("postgresql://me:password@db")
         if release == "one":
             board.release(UNIT)
-    assert board.held == set()
+    assert board.held == {}
     assert "it is away" in caplog.text
     assert "password" not in caplog.text
 
@@ -271,4 +271,4 @@ def test_a_store_that_does_not_take_a_result_is_asked_again(failures, waited, wa
     never = failures == 6
     assert why == ("the store memory did not take what came of it: ConnectionError: ***" if never else "")
     assert waits == waited
-    assert (board.held == set()) is not never
+    assert (board.held == {}) is not never

@@ -121,7 +121,7 @@ def test_a_failure_while_units_are_claimed_is_released():
     store.claim = late
     assert board.take(UNIT) == "ended"
     assert [*store.documents] == [name_of(UNIT)]
-    assert board.held == set()
+    assert board.held == {}
 
 
 ROWS = (RaceRow("default", seconds=1.0, won=True),)
