@@ -30,6 +30,20 @@ def compile_fx_inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **
         return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
+def state_beside_keys() -> dict[str, str]:
+    """Return what of torch's state code depends on that is not in torch's keys of its caches, unless it is as usual.
+
+    Before torch 2.13 dtypes are in none (2.11: a graph under autocast to float16 gets the code for bfloat16), and still
+    not whether convolutions may use TF32.
+    """
+    usual = {"default dtype": "torch.float32", "cpu": "torch.bfloat16", "cuda": "torch.float16", "cudnn": "none tf32"}
+    here = {"default dtype": str(torch.get_default_dtype())}
+    here |= {kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+    cudnn: Any = torch.backends.cudnn
+    here["cudnn"] = f"{cudnn.fp32_precision} {cudnn.conv.fp32_precision}"
+    return dict(here.items() - usual.items())
+
+
 def lost_cpp_wrapper_options() -> Mapping[str, object]:
     """Return the options that a C++ wrapper needs, which torch forgets for the backward graph; {} since 2.13."""
     kept = "log_cudagraph_skip" in signature(get_cpp_wrapper_config).parameters

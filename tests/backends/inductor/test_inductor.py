@@ -1,5 +1,6 @@
 """Inductor backends through real torch.compile: what is compiled, with which options, and what stays unchanged."""
 
+import contextlib
 import copy
 import os
 import subprocess
@@ -719,3 +720,43 @@ def test_cached_code_overwrites_nothing_that_is_read(backend, wrong, function, p
         with torch._functorch.config.patch(donated_buffer=donated_buffer):
             pairs = zip(run(torch.compile(function, backend=backend), passes), run(function, passes), strict=True)
             assert all(torch.allclose(got, want, rtol=1e-4, atol=1e-4) for got, want in pairs) is not wrong
+
+
+@contextlib.contextmanager
+def tf32_in_convolutions(allowed: bool):
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = allowed
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype):
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "first", "second"),
+    [
+        pytest.param(
+            lambda: X @ X, torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.float16), id="autocast"
+        ),
+        pytest.param(
+            lambda: torch.ones(4) / 3, default_dtype(torch.float32), default_dtype(torch.float64), id="default dtype"
+        ),
+        pytest.param(lambda: X @ X, tf32_in_convolutions(True), tf32_in_convolutions(False), id="TF32 in convolutions"),
+    ],
+)
+def test_code_for_another_state_of_torch_is_not_found(function, first, second):
+    """torch's caches are asked with what code depends on: keys of 2.11 lack the dtypes, those of 2.14 still TF32."""
+    with fresh_cache():
+        with first:
+            torch.compile(function, backend="tmpl-inductor")()
+        torch._dynamo.reset()
+        counters.clear()
+        with second:
+            assert_close(torch.compile(function, backend="tmpl-inductor")(), function())
+        assert not counters["inductor"]["fxgraph_cache_hit"]
+        assert not counters["aot_autograd"]["autograd_cache_hit"]
