@@ -32,7 +32,7 @@ from backend_kwargs.backends.tvm.lowering.node import (
 from backend_kwargs.backends.tvm.lowering.reductions import REDUCTIONS, RESHAPED, SAME, VIEWS, WINDOWS
 from backend_kwargs.backends.tvm.opaque import hide
 from backend_kwargs.errors import error_text
-from backend_kwargs.graphs.parts import expression, names_of, symbols_of
+from backend_kwargs.graphs.parts import expression, names_of, returned_by, symbols_of
 from backend_kwargs.torch_internals.pytree import tree_flatten, tree_leaves, tree_unflatten
 
 # By overload, or by operator.
@@ -63,7 +63,12 @@ class Kernels:
         used = {repr(user.args[1]) for user in node.users if user.target is operator.getitem}
         key = (str(node.target), repr(args), repr(_described(node.meta["val"])), *sorted(used))
         if key not in self._made:
-            self._made[key] = _kernel_or_reason(node)
+            try:
+                self._made[key] = _kernel(node)
+            except Unsupported as unsupported:
+                self._made[key] = unsupported.reason
+            except Exception as error:  # noqa: BLE001 - whatever TVM raises, the node runs in eager
+                self._made[key] = error_text(error)
         if isinstance(kernel := self._made[key], str):
             raise Unsupported(node, kernel)
         return kernel
@@ -74,16 +79,6 @@ def _described(value: object) -> Any:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)}"
     return tuple(map(_described, value)) if isinstance(value, list | tuple) else value
-
-
-def _kernel_or_reason(node: fx.Node) -> Kernel | str:
-    """Return the kernel of a node, or why TVM cannot have the node."""
-    try:
-        return _kernel(node)
-    except Unsupported as unsupported:
-        return unsupported.reason
-    except Exception as error:  # noqa: BLE001 - whatever TVM raises, the node runs in eager
-        return error_text(error)
 
 
 def _kernel(node: fx.Node) -> Kernel:
@@ -126,24 +121,24 @@ def typed(fake: torch.Tensor, variables: Mapping[sympy.Symbol, tirx.Var]) -> rel
 
 
 def _check(node: fx.Node, result: relax.TensorType | None, fake: torch.Tensor) -> None:
-    """Raise Unsupported if a result is not what torch would return, but for a cast."""
+    """Raise Unsupported if a result is not what torch would return, but for a cast; symbolic sizes are trusted."""
     if result is None:
         return
     wanted, kind, sizes = dtype(fake), str(result.dtype), list(result.shape.values)
-    if len(sizes) != fake.dim() or not all(map(may_equal, sizes, fake.shape)):
+    numbers = [
+        (int(size), int(own))
+        for size, own in zip(sizes, fake.shape, strict=False)
+        if isinstance(size, tirx.IntImm) and expression(own).is_Integer
+    ]
+    if len(sizes) != fake.dim() or any(size != own for size, own in numbers):
         raise Unsupported(node, f"TVM gives shape {sizes}, torch {tuple(fake.shape)}")
     if wanted != kind and ("bool" in (wanted, kind) or is_float(wanted) != is_float(kind)):
         raise Unsupported(node, f"TVM gives {kind}, torch {wanted}")
 
 
-def may_equal(size: tirx.Expr, fake: int | torch.SymInt) -> bool:
-    """Return whether a size of TVM's may equal torch's: numbers are compared, expressions are trusted."""
-    known = isinstance(size, tirx.IntImm) and expression(fake).is_Integer
-    return not known or int(size) == int(fake)
-
-
 # Of a node: an expression, or a list of several results with None for unused ones.
 Value: TypeAlias = Any
+Variables: TypeAlias = Mapping[sympy.Symbol, tirx.Var]
 
 
 @dataclass(frozen=True)
@@ -160,80 +155,55 @@ def lower(gm: fx.GraphModule, kernels: Kernels | None = None) -> Lowered:
 
     Raises Unsupported for the first node that TVM cannot have.
     """
-    return _Lowering(gm, kernels or Kernels()).lowered()
+    kernels, bb = kernels or Kernels(), relax.BlockBuilder()
+    symbols = symbols_of([node.meta.get("val") for node in gm.graph.nodes])
+    variables = {symbol: tirx.Var(str(symbol), "int64") for symbol in sorted(symbols, key=str)}
+    inputs = gm.graph.find_nodes(op="placeholder")
+    tensors = [node for node in inputs if node.users and isinstance(node.meta["val"], torch.Tensor)]
+    known = [node for node in inputs if node in tensors or not isinstance(node.meta["val"], torch.Tensor)]
+    sources = unread([node.name for node in known], [node.meta["val"] for node in known], variables)
+    values: dict[fx.Node, Value] = {node: relax.Var(node.name, typed(node.meta["val"], variables)) for node in tensors}
+    sizes = relax.Var("sizes", relax.ShapeType([variables[source.symbol] for source in sources]))
+    with bb.function("main", [*values.values(), *([sizes] if sources else [])]):
+        with bb.dataflow():
+            for node in gm.graph.nodes:
+                if node.op == "get_attr":
+                    values[node] = constant(operator.attrgetter(str(node.target))(gm))
+                elif node.target is operator.getitem:
+                    values[node] = values[node.all_input_nodes[0]][node.args[1]]
+                elif node.op == "call_function" and isinstance(node.meta["val"], torch.Tensor | list | tuple):
+                    values[node] = _called(bb, node, kernels.of(node), values, variables)
+            results = returned_by(gm)
+            for node in results:
+                if node not in values or not isinstance(node.meta["val"], torch.Tensor):
+                    raise Unsupported("output", f"{node} is not a tensor")
+            whole = bb.emit_output(relax.Tuple([values[node] for node in results]))
+        bb.emit_func_output(whole)
+    return Lowered(hide(bb.get()), tuple(node.name for node in tensors), tuple(sources))
 
 
-class _Lowering:
-    """The state of a lowering: the builder, TVM's variable for each symbol, and each node's value."""
-
-    def __init__(self, gm: fx.GraphModule, kernels: Kernels) -> None:
-        self.gm, self.kernels, self.bb = gm, kernels, relax.BlockBuilder()
-        values = [node.meta.get("val") for node in gm.graph.nodes]
-        self.variables = {symbol: tirx.Var(str(symbol), "int64") for symbol in sorted(symbols_of(values), key=str)}
-        self.values: dict[fx.Node, Value] = {}
-
-    def lowered(self) -> Lowered:
-        inputs = self.gm.graph.find_nodes(op="placeholder")
-        tensors = [node for node in inputs if node.users and isinstance(node.meta["val"], torch.Tensor)]
-        known = [node for node in inputs if node in tensors or not isinstance(node.meta["val"], torch.Tensor)]
-        sources = unread([node.name for node in known], [node.meta["val"] for node in known], self.variables)
-        for node in tensors:
-            fake = node.meta["val"]
-            self.values[node] = relax.Var(node.name, relax.TensorType(self._shape(fake), dtype(fake)))
-        sizes = relax.Var("sizes", relax.ShapeType([self.variables[source.symbol] for source in sources]))
-        self._main([*(self.values[node] for node in tensors), *([sizes] if sources else [])])
-        return Lowered(hide(self.bb.get()), tuple(node.name for node in tensors), tuple(sources))
-
-    def _main(self, parameters: list[relax.Var]) -> None:
-        """Build the function "main"."""
-        with self.bb.function("main", parameters):
-            with self.bb.dataflow():
-                for node in self.gm.graph.nodes:
-                    self._step(node)
-                (outputs,) = self.gm.graph.output_node().args
-                results = map(self._result, outputs if isinstance(outputs, list | tuple) else [outputs])
-                whole = self.bb.emit_output(relax.Tuple([*results]))
-            self.bb.emit_func_output(whole)
-
-    def _shape(self, fake: torch.Tensor) -> list[tirx.Expr]:
-        """Return a fake tensor's shape in TVM's form."""
-        return [to_tvm(size, self.variables) for size in fake.shape]
-
-    def _result(self, node: object) -> relax.Expr:
-        """Return the value of an output. Raises Unsupported if it is no tensor."""
-        if not isinstance(node, fx.Node) or node not in self.values or not isinstance(node.meta["val"], torch.Tensor):
-            raise Unsupported("output", f"{node} is not a tensor")
-        return self.values[node]
-
-    def _step(self, node: fx.Node) -> None:
-        """Lower one node: a constant, an item of several results, or a call."""
-        if node.op == "get_attr":
-            self.values[node] = constant(operator.attrgetter(str(node.target))(self.gm))
-        elif node.target is operator.getitem:
-            self.values[node] = self.values[node.all_input_nodes[0]][node.args[1]]
-        elif node.op == "call_function" and isinstance(node.meta["val"], torch.Tensor | list | tuple):
-            self.values[node] = self._converted(node)
-
-    def _converted(self, node: fx.Node) -> Value:
-        """Emit a call of the node's kernel: a list for several results, with None for unused ones."""
-        kernel, fakes = self.kernels.of(node), node.meta["val"]
-        read = [each for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, fx.Node)]
-        tensors = [self.values[each] for each in read if isinstance(each.meta["val"], torch.Tensor)]
-        if RESHAPED.intersection(names_of(node)):
-            return self.bb.emit(relax.op.reshape(tensors[0], relax.ShapeExpr(self._shape(fakes))))
-        if SAME.intersection(names_of(node)):
-            return tensors[0]
-        leaves = [fakes] if isinstance(fakes, torch.Tensor) else fakes
-        used = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
-        types = [relax.TensorType(self._shape(fake), kind) for fake, kind in used]
-        sizes = [self.variables[symbol] for symbol in kernel.symbols]
-        function = self.bb.add_func(kernel.func, names_of(node)[1])
-        call = self.bb.emit(relax.call_tir(function, [*tensors, *sizes], types))
-        items = [call] if len(used) == 1 else [self.bb.emit(relax.TupleGetItem(call, i)) for i in range(len(used))]
-        results = iter([(item, dtype(fake)) for item, (fake, _) in zip(items, used, strict=True)])
-        cast = (item if str(item.ty.dtype) == to else self.bb.emit(relax.op.astype(item, to)) for item, to in results)
-        every = [next(cast) if kind else None for kind in kernel.dtypes]
-        return every[0] if isinstance(fakes, torch.Tensor) else every
+def _called(
+    bb: relax.BlockBuilder, node: fx.Node, kernel: Kernel, values: Mapping[fx.Node, Value], variables: Variables
+) -> Value:
+    """Emit a call of the node's kernel: a list for several results, with None for unused ones."""
+    fakes, names = node.meta["val"], names_of(node)
+    read = [each for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, fx.Node)]
+    tensors = [values[each] for each in read if isinstance(each.meta["val"], torch.Tensor)]
+    if RESHAPED.intersection(names):
+        return bb.emit(relax.op.reshape(tensors[0], typed(fakes, variables).shape))
+    if SAME.intersection(names):
+        return tensors[0]
+    leaves = [fakes] if isinstance(fakes, torch.Tensor) else fakes
+    used = [(fake, kind) for fake, kind in zip(leaves, kernel.dtypes, strict=True) if kind]
+    types = [relax.TensorType(typed(fake, variables).shape, kind) for fake, kind in used]
+    sizes = [variables[symbol] for symbol in kernel.symbols]
+    call = bb.emit(relax.call_tir(bb.add_func(kernel.func, names[1]), [*tensors, *sizes], types))
+    items = iter([call] if len(used) == 1 else [bb.emit(relax.TupleGetItem(call, i)) for i in range(len(used))])
+    every: list[Value] = [None if kind is None else next(items) for kind in kernel.dtypes]
+    for at, (fake, kind) in enumerate(zip(leaves, kernel.dtypes, strict=True)):
+        if kind and kind != dtype(fake):
+            every[at] = bb.emit(relax.op.astype(every[at], dtype(fake)))
+    return every[0] if isinstance(fakes, torch.Tensor) else every
 
 
 def constant(tensor: object) -> relax.Expr:

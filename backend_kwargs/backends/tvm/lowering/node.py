@@ -81,19 +81,19 @@ def to_tvm(size: int | torch.SymInt | sympy.Expr, variables: Mapping[sympy.Symbo
 
 def unread(names: Sequence[str], values: Inputs, symbols: Iterable[sympy.Symbol]) -> list[ShapeSource]:
     """Return a source for each symbol that is not itself a size of a tensor. Raises Unsupported."""
-    read = {expression(size) for value in values if isinstance(value, torch.Tensor) for size in value.shape}
-    return [_source(symbol, names, values) for symbol in sorted(symbols, key=str) if symbol not in read]
-
-
-def _source(symbol: sympy.Symbol, names: Sequence[str], values: Inputs) -> ShapeSource:
-    """Return where a symbol's value is read. Raises Unsupported."""
+    sizes: list[tuple[str, int | None, Any]] = []
     for name, value in zip(names, values, strict=True):
-        sizes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
-        for dim, size in sizes:
-            solved = _solved(size, symbol)
-            if solved is not None:
-                return ShapeSource(symbol, name, dim, solved)
-    raise Unsupported("sizes", f"no input determines the value of {symbol}")
+        of_tensor = isinstance(value, torch.Tensor)
+        sizes += [(name, dim, size) for dim, size in enumerate(value.shape)] if of_tensor else [(name, None, value)]
+    read = {expression(size) for _, dim, size in sizes if dim is not None}
+    sources = []
+    for symbol in sorted(set(symbols) - read, key=str):
+        solved = ((name, dim, _solved(size, symbol)) for name, dim, size in sizes)
+        found = next((ShapeSource(symbol, *each) for each in solved if each[-1] is not None), None)
+        if found is None:
+            raise Unsupported("sizes", f"no input determines the value of {symbol}")
+        sources.append(found)
+    return sources
 
 
 def _solved(size: object, symbol: sympy.Symbol) -> sympy.Expr | None:
@@ -145,10 +145,6 @@ class Node:
     def used(self, output: int) -> bool:
         """Return whether anything in the graph uses one of several outputs."""
         return any(user.target is not operator.getitem or user.args[1] == output for user in self.fx.users)
-
-    def deny(self, reason: str) -> Unsupported:
-        """Return the exception with the reason why the node must run in eager."""
-        return Unsupported(self.fx, reason)
 
 
 def dtype(of: torch.Tensor | torch.dtype) -> str:
@@ -221,11 +217,6 @@ def cast_to(x: Tensor, dtype: str) -> Tensor:
 def int64(number: int) -> Expr:
     """Return a number in the dtype of TVM's sizes and indices."""
     return tirx.const(number, "int64")
-
-
-def axis(dim: int, rank: int) -> int:
-    """Return a dimension counted from the front."""
-    return dim + rank if dim < 0 else dim
 
 
 def replaced(index: Index, at: int, value: Expr) -> list[Expr]:

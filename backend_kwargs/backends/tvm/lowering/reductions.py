@@ -15,12 +15,12 @@ from tvm import te, tirx, topi
 from tvm.te import Tensor
 from tvm.tirx import Expr
 
+from backend_kwargs.backends.partitioned import Unsupported
 from backend_kwargs.backends.tvm.lowering.node import (
     DTYPES,
     Converter,
     Index,
     Node,
-    axis,
     cast,
     cast_to,
     compute,
@@ -158,22 +158,20 @@ def var_mean(
         apart = v - average(*(0 if d in over else i for d, i in enumerate(index)))
         return apart * apart
 
-    squares = reduce(x, over, keepdim, SUM, within, square)
+    squares = reduce(x, over, True, SUM, within, square)
     free = tirx.max(count - cast(1.0 * correction, within), number(0.0, within))
-    variance = compute(squares.shape, lambda i: cast(squares(*i) / free, dtype), "variance")
 
-    def unless_infinite(i: Index, value: Expr) -> Expr:
-        # As ATen's running mean, which is nan after an infinity.
-        return cast(tirx.Select(isnan(squares(*i)), squares(*i), value), dtype)
-
-    if keepdim:
-        return [variance, compute(squares.shape, lambda i: unless_infinite(i, average(*i)))]
-
-    def spread(i: Index) -> list[Expr]:
+    def at(i: Index) -> Index:
         rest = iter(i)
-        return [0 if d in over else next(rest) for d in range(len(x.shape))]
+        return i if keepdim else [0 if d in over else next(rest) for d in range(len(x.shape))]
 
-    return [variance, compute(squares.shape, lambda i: unless_infinite(i, average(*spread(i))))]
+    def unless_infinite(i: Index) -> Expr:
+        # As ATen's running mean, which is nan after an infinity.
+        return cast(tirx.Select(isnan(squares(*at(i))), squares(*at(i)), average(*at(i))), dtype)
+
+    shape = node.sizes(tree_leaves(node.out)[0].shape)
+    variance = compute(shape, lambda i: cast(squares(*at(i)) / free, dtype), "variance")
+    return [variance, compute(shape, unless_infinite)]
 
 
 def best(
@@ -283,7 +281,7 @@ def convolution(
     within, rank = computed_in(node.dtype), len(x.shape) - 2
     strides, paddings, dilations = (spread(v, rank) for v in (stride, padding, dilation))
     if transposed or all(map(is_one, weight.shape[1:])):
-        raise node.deny("a transposed convolution" if transposed else "each sum has one term")
+        raise Unsupported(node.fx, "a transposed convolution" if transposed else "each sum has one term")
     result = topi.nn.conv(x, weight, strides, paddings, dilations, groups, f"NC{'DHW'[3 - rank :]}", "", within)
     if bias is None:
         return cast_to(result, node.dtype)
@@ -323,7 +321,7 @@ def avg_pool(
     kernels = spread(kernel, rank)
     strides, paddings = spread(stride, rank, kernels), spread(padding, rank)
     if not node.out.is_floating_point():
-        raise node.deny("an average of ints")
+        raise Unsupported(node.fx, "an average of ints")
     axes, index = windowed(x, kernels, strides, paddings, [1] * rank)
     within = computed_in(node.dtype)
 
@@ -380,14 +378,9 @@ RESHAPED = frozenset({"view", "_reshape_copy", "view_copy", "squeeze", "unsqueez
 SAME = frozenset({"alias", "clone", "lift_fresh_copy"})
 
 
-def rank(node: Node) -> int:
-    """Return the rank of the first input."""
-    return len(node.fakes[0].shape)
-
-
 def permute(node: Node, x: Tensor, dims: Sequence[int]) -> Tensor:
     """Lower permute."""
-    order = [axis(d, len(dims)) for d in dims]
+    order = [d % len(dims) for d in dims]
     return compute(node.shape, lambda i: x(*(i[order.index(d)] for d in range(len(order)))))
 
 
@@ -396,36 +389,36 @@ def start_of(node: Node, start: object, size: int | torch.SymInt) -> Expr:
     if start is None:
         return 0
     if not isinstance(start, int):
-        raise node.deny("a slice that starts at a symbolic size")
+        raise Unsupported(node.fx, "a slice that starts at a symbolic size")
     (length,) = node.sizes([size])
     return tirx.max(length + start, int64(0)) if start < 0 else tirx.min(int64(start), length)
 
 
 def slice_(node: Node, x: Tensor, dim: int = 0, start: object = None, end: object = None, step: int = 1) -> Tensor:
     """Lower slice."""
-    at = axis(dim, rank(node))
+    at = dim % len(x.shape)
     first = start_of(node, node.fakes[2] if len(node.fakes) > 2 else None, node.fakes[0].shape[at])
     return compute(node.shape, lambda i: x(*replaced(i, at, first + i[at] * step)))
 
 
 def select(node: Node, x: Tensor, dim: int, index: object) -> Tensor:
     """Lower select."""
-    at = axis(dim, rank(node))
+    at = dim % len(x.shape)
     if not isinstance(index, int):
-        raise node.deny("a symbolic index")
+        raise Unsupported(node.fx, "a symbolic index")
     index = index if index >= 0 else node.size(node.fakes[0].shape[at]) + index
     return compute(node.shape, lambda i: x(*i[:at], index, *i[at:]))
 
 
 def cat(node: Node, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Lower cat."""
-    at = axis(dim, node.out.dim())
+    at = dim % node.out.dim()
     return topi.concatenate([cast_to(x, node.dtype) for x in tensors], at)
 
 
 def split(node: Node, x: Tensor, _: object, dim: int = 0) -> list[Tensor | None]:
     """Lower split_with_sizes: one slice for each output."""
-    at = axis(dim, rank(node))
+    at = dim % len(x.shape)
     begins = itertools.accumulate((node.size(out.shape[at]) for out in node.out), initial=0)
     moved = [lambda i, begin=begin: x(*replaced(i, at, i[at] + begin)) for begin in begins]
     return [compute(node.sizes(out.shape), part) for out, part in zip(node.out, moved, strict=False)]
@@ -438,39 +431,39 @@ def flip(node: Node, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 def repeat(node: Node, x: Tensor, _: object) -> Tensor:
     """Lower repeat: the index modulo the repeated tensor's sizes."""
-    lead = node.out.dim() - rank(node)
+    lead = node.out.dim() - len(x.shape)
     return compute(node.shape, lambda i: x(*(tirx.floormod(j, s) for j, s in zip(i[lead:], x.shape, strict=True))))
 
 
 def roll(node: Node, x: Tensor, shifts: Sequence[Expr], dims: Sequence[int] = ()) -> Tensor:
     """Lower roll: the element at the index minus the shift, wrapped around."""
-    if not dims and rank(node) > 1:
-        raise node.deny("a roll of all dimensions as one")
-    moved = dict.fromkeys(range(rank(node)), int64(0))
+    if not dims and len(x.shape) > 1:
+        raise Unsupported(node.fx, "a roll of all dimensions as one")
+    moved = [int64(0)] * len(x.shape)
     for dim, shift in zip(dims or (0,), shifts, strict=True):
-        moved[axis(dim, rank(node))] += shift
+        moved[dim] += shift
 
     def element(i: tuple[Expr, ...]) -> Expr:
-        return x(*(tirx.floormod(j - moved[d], size) for d, (j, size) in enumerate(zip(i, x.shape, strict=True))))
+        return x(*(tirx.floormod(j - by, size) for j, by, size in zip(i, moved, x.shape, strict=True)))
 
     return compute(node.shape, element)
 
 
 def diagonal(node: Node, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """Lower diagonal, which becomes the last dimension."""
-    first, second = axis(dim1, rank(node)), axis(dim2, rank(node))
+    first, second = dim1 % len(x.shape), dim2 % len(x.shape)
 
     def element(i: tuple[Expr, ...]) -> Expr:
         rest, along = iter(i[:-1]), i[-1]
         at = {first: along + max(-offset, 0), second: along + max(offset, 0)}
-        return x(*(at[d] if d in at else next(rest) for d in range(rank(node))))
+        return x(*(at[d] if d in at else next(rest) for d in range(len(x.shape))))
 
     return compute(node.shape, element)
 
 
 def constant_pad(node: Node, x: Tensor, pad: Sequence[Expr], value: float = 0) -> Tensor:
     """Lower constant_pad_nd; a negative pad crops."""
-    before = [0] * (rank(node) - len(pad) // 2) + node.sizes(node.fakes[1][::2])[::-1]
+    before = [0] * (len(x.shape) - len(pad) // 2) + node.sizes(node.fakes[1][::2])[::-1]
 
     def element(i: tuple[Expr, ...]) -> Expr:
         source = [j - b for j, b in zip(i, before, strict=True)]
@@ -502,7 +495,7 @@ def index(node: Node, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """
     fakes = [f for f in node.fakes[1] if f is not None]
     if any(f.dtype in (torch.bool, torch.uint8) for f in fakes):
-        raise node.deny("a mask as index")
+        raise Unsupported(node.fx, "a mask as index")
     places = [d for d, t in enumerate(indices) if t is not None]
     between = places[-1] - places[0] + 1 != len(places)
     front, count = 0 if between else places[0], max(f.dim() for f in fakes)
