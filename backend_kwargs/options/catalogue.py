@@ -5,14 +5,13 @@ module, which has the value and the variables.
 """
 
 import ast
-import io
 import re
-import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from itertools import takewhile
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal
 
@@ -165,25 +164,30 @@ def read_notes(source: str) -> dict[str, Note]:
     A note is the comment above or beside the assignment, and the environment variables that its expression reads,
     directly or through a helper function in the same file.
     """
-    tree = ast.parse(source)
+    tree, lines, found = ast.parse(source), source.splitlines(), dict[str, Note]()
     helpers = {node.name: _variables(_READ, node) for node in tree.body if isinstance(node, ast.FunctionDef)}
-    reader = _Reader(_comments(source), helpers)
-    reader.read(tree.body)
-    return reader.found
+
+    def read(body: Iterable[ast.AST], group: str = "") -> None:
+        """Note the assignments in all branches; the fields of a `group` have its name, and those that it inherits."""
+        for node in body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for name in (f"{group}{target.id}" for target in targets if isinstance(target, ast.Name)):
+                    found[name] = _merged(found.get(name, Note()), _note(node, lines, helpers))
+            elif isinstance(node, ast.ClassDef):
+                own = f"{group}{node.name}."
+                read(node.body, own)
+                for parent in (f"{ast.unparse(base)}." for base in node.bases):
+                    inherited = {name: note for name, note in found.items() if name.startswith(parent)}
+                    found.update({own + name.removeprefix(parent): note for name, note in inherited.items()} | found)
+            elif not isinstance(node, ast.FunctionDef):
+                read(ast.iter_child_nodes(node), group)
+
+    read(tree.body)
+    return found
 
 
-Comments = Mapping[int, tuple[str, bool]]  # line -> text, and whether the comment is alone on its line
-
-
-def _comments(source: str) -> Comments:
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {
-        token.start[0]: (re.sub(r"^#+ ?", "", token.string), token.line.strip() == token.string)
-        for token in tokens
-        if token.type == tokenize.COMMENT
-    }
-
-
+_BESIDE = re.compile(r"(?<=\s)#.*$")
 # Comments for tools.
 _NOISE = re.compile(r"(type|pyrefly|pyre-\w+|mypy|ruff): |noqa|@compile_ignored")
 # In code as `ast.unparse` writes it: variables that are read, those of a Config, and what a helper is called with.
@@ -197,44 +201,21 @@ def _variables(pattern: re.Pattern[str], node: ast.AST) -> list[str]:
     return re.findall(r"'(\w+)'", " ".join(match[0] for match in pattern.finditer(ast.unparse(node))))
 
 
-@dataclass
-class _Reader:
-    comments: Comments
-    helpers: Mapping[str, list[str]]  # the variables that each function reads
-    found: dict[str, Note] = field(default_factory=dict)
+def _note(statement: ast.Assign | ast.AnnAssign, lines: Sequence[str], helpers: Mapping[str, list[str]]) -> Note:
+    """Return the note of an assignment; `helpers` has the variables that each function reads."""
+    called = ((given, helpers.get(name)) for name, given in _CALLED.findall(ast.unparse(statement)))
+    # The variable may be an argument of a helper that reads the environment.
+    helped = (name for given, read in called if read for name in (*re.findall(r"'([A-Z][A-Z0-9_]+)'", given), *read))
+    env = dict.fromkeys((*helped, *_variables(_READ, statement), *_variables(_DEFAULT, statement)))
+    above = [*takewhile(lambda line: line.startswith("#"), map(str.strip, reversed(lines[: statement.lineno - 1])))]
+    beside = [line for at in (statement.lineno, statement.end_lineno or 0) for line in _BESIDE.findall(lines[at - 1])]
+    doc = _without_marks(reversed(above)) or _without_marks(beside)[:1]
+    return Note("\n".join(doc).strip(), tuple(env), tuple(dict.fromkeys(_variables(_FORCE, statement))))
 
-    def read(self, body: Iterable[ast.AST], group: str = "") -> None:
-        """Note the assignments in all branches; the fields of a `group` have its name, and those that it inherits."""
-        for node in body:
-            if isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in (f"{group}{target.id}" for target in targets if isinstance(target, ast.Name)):
-                    self.found[name] = _merged(self.found.get(name, Note()), self._note(node))
-            elif isinstance(node, ast.ClassDef):
-                own = f"{group}{node.name}."
-                self.read(node.body, own)
-                for parent in (f"{ast.unparse(base)}." for base in node.bases):
-                    inherited = {name: note for name, note in self.found.items() if name.startswith(parent)}
-                    self.found = {
-                        own + name.removeprefix(parent): note for name, note in inherited.items()
-                    } | self.found
-            elif not isinstance(node, ast.FunctionDef):
-                self.read(ast.iter_child_nodes(node), group)
 
-    def _note(self, statement: ast.Assign | ast.AnnAssign) -> Note:
-        called = ((given, self.helpers.get(name)) for name, given in _CALLED.findall(ast.unparse(statement)))
-        # The variable may be an argument of a helper that reads the environment.
-        helped = (
-            name for given, read in called if read for name in (*re.findall(r"'([A-Z][A-Z0-9_]+)'", given), *read)
-        )
-        env = dict.fromkeys((*helped, *_variables(_READ, statement), *_variables(_DEFAULT, statement)))
-        lines: list[str] = []
-        while (found := self.comments.get(statement.lineno - len(lines) - 1)) and found[1]:
-            lines.append(found[0])
-        above = [text for text in reversed(lines) if not _NOISE.match(text)]
-        beside = (self.comments.get(line) for line in (statement.lineno, statement.end_lineno or 0))
-        lines = above or [found[0] for found in beside if found and not _NOISE.match(found[0])][:1]
-        return Note("\n".join(lines).strip(), tuple(env), tuple(dict.fromkeys(_variables(_FORCE, statement))))
+def _without_marks(comments: Iterable[str]) -> list[str]:
+    texts = (re.sub(r"^#+ ?", "", comment) for comment in comments)
+    return [text for text in texts if not _NOISE.match(text)]
 
 
 def _merged(first: Note, second: Note) -> Note:
