@@ -177,5 +177,5 @@ def _publish(name: str, backend: Backend) -> bool:
     if known is None:  # register_backend() asserts that no backend has the name
         from backend_kwargs.torch_internals.dynamo import register_backend
 
-        register_backend(name, backend)
+        register_backend(backend, name=name)
     return known is None or known == backend

@@ -30,7 +30,7 @@ from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph, recomputes
 from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.torch_internals.device_peaks import peaks_of
-from backend_kwargs.torch_internals.dynamo import RESTARTS, guard_count, is_tracing, without_context
+from backend_kwargs.torch_internals.dynamo import RESTARTS, guard_count, is_tracing, tracing
 from backend_kwargs.torch_internals.tensors import modes_restored
 
 logger = logging.getLogger("backend_kwargs.auto")
@@ -106,7 +106,7 @@ def verdict_of(request: Request, sandbox: Sandbox, standing: Standing) -> Verdic
         return begun(replace(request, graph=graph, settings=settings, offered=()), sandbox)
 
     try:
-        with without_context():
+        with tracing(None):  # its inputs have fake tensors of their own
             if found := of_libraries(alone(standing.bare), standing.place):
                 return found
             return place_alone(alone(standing.fused), standing.place)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from backend_kwargs.graphs.replay import Task, unpacked
 from backend_kwargs.torch_internals import functorch
 from backend_kwargs.torch_internals.caches import artifacts_apart
-from backend_kwargs.torch_internals.dynamo import bucket_count_kept, metrics_apart, tracing_apart
+from backend_kwargs.torch_internals.dynamo import TracingApart, bucket_count_kept, metrics_apart
 from backend_kwargs.torch_internals.replacing import replaced, restored_by, undone
 from backend_kwargs.torch_internals.rng import left_to_dynamo
 from backend_kwargs.torch_internals.triton import start_compile_processes
@@ -56,7 +56,7 @@ def sandboxed(gm: GraphModule, *, collects: bool = True) -> Iterator[Sandbox]:
         stack.enter_context(unpacked())
         # Compiled lazily, a backward graph would wait in autograd's thread for the lock that this thread holds.
         stack.enter_context(functorch.patched(force_non_lazy_backward_lowering=True))
-        stack.enter_context(tracing_apart())
+        stack.enter_context(TracingApart().entered())
         stack.enter_context(bucket_count_kept())
         begin: Callable[[], None] = lambda: None  # noqa: E731
         if devices := cuda_devices():

@@ -66,10 +66,6 @@ class CapturedGraph:
 CompileFn = Callable[[CapturedGraph, Options], Compiled]
 
 
-def _accept(options: Options, here: Machine, tell: Tell) -> None:
-    """Accept all options."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A stage of a compile, and the options that it owns.
@@ -84,7 +80,7 @@ class Stage:
     option: str
     options: Mapping[str, Option]
     apply: Callable[["Compiler", CapturedGraph, Options, CompileFn], Compiled]
-    verify: Callable[[Options, Machine, Tell], None] = _accept
+    verify: Callable[[Options, Machine, Tell], None] = lambda options, here, tell: None
     rules: tuple[Rule, ...] = ()
     reads: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     removed: Mapping[str, str] = field(default_factory=dict)
@@ -225,8 +221,9 @@ class DeclaredCompiler(Compiler):
         """Return the `partitioned.PartCompiler` with these options; torch and the library are imported here."""
 
     def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
-        compiled: Compiled = self.part_compiler(options).compile_graph(graph, options)
-        return compiled
+        from backend_kwargs.backends.partitioned import compile_by_parts  # which imports torch
+
+        return compile_by_parts(graph, options, self.part_compiler(options))
 
     def checked(self, option: Option, value: object, coerce: Check) -> object:
         """Return `value` converted to the option's type, or raise."""

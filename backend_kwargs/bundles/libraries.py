@@ -27,12 +27,12 @@ def provided(libraries: Mapping[str, bytes], folder: Path) -> Iterator[None]:
 
 def library(digest: str, module: str, function: str) -> Any:
     """Return `function` of the library with the hash `digest`, whose module is named `module`."""
-    from backend_kwargs.torch_internals.inductor_code import DATA_POINTER_VARIABLE, data_pointer_function
+    from backend_kwargs.torch_internals.inductor_code import DATA_POINTER_FUNCTION, DATA_POINTER_VARIABLE
 
     name = f"backend_kwargs_{digest}.{module}"
     if name not in sys.modules:
         # Inductor passes its libraries torch's function for a tensor's memory in this way, at each load.
-        os.environ[DATA_POINTER_VARIABLE] = data_pointer_function()
+        os.environ[DATA_POINTER_VARIABLE] = DATA_POINTER_FUNCTION
         path = _folder.get() / f"{digest}.so"
         loader = importlib.machinery.ExtensionFileLoader(name, str(path))
         spec = importlib.util.spec_from_file_location(name, path, loader=loader)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from backend_kwargs.torch_internals.tensors import OperatorBase
-from backend_kwargs.torch_internals.triton import code_of, constants_of, kernel_of
+from backend_kwargs.torch_internals.triton import code_of, kernel_and_constants
 
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 SYMBOL = re.compile(r"\b[suz]\d+\b")
@@ -35,8 +35,8 @@ def _kwargs(node: Node) -> Mapping[str, object]:
     """Return the node's keywords; for a user's Triton kernel, its source in place of its number."""
     if "kernel_idx" not in node.kwargs:
         return node.kwargs
-    source, constants = _source(kernel_of(node.kwargs)), constants_of(node.kwargs)
-    return {**node.kwargs, "kernel_idx": source, "constant_args_idx": constants}
+    kernel, constants = kernel_and_constants(node.kwargs)
+    return {**node.kwargs, "kernel_idx": _source(kernel), "constant_args_idx": constants}
 
 
 def _source(kernel: Any) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
+from operator import attrgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -68,10 +69,10 @@ reset: Callable[[], None] = torch._dynamo.reset
 # ---- limits
 
 
-def limits_lifted() -> AbstractContextManager[None]:
-    """Let dynamo compile any number of graphs of one function, until the context is left."""
-    return config.patch(recompile_limit=10_000, accumulated_recompile_limit=10_000)  # type: ignore[no-any-return]
-
+# Lets dynamo compile any number of graphs of one function, until the context is left.
+limits_lifted: Callable[[], AbstractContextManager[None]] = partial(
+    config.patch, recompile_limit=10_000, accumulated_recompile_limit=10_000
+)
 
 # Whether dynamo compiles no frame of a function, such as of one of torch's own.
 skips: Callable[[object], bool] = trace_rules.check
@@ -153,8 +154,7 @@ def metrics_apart() -> AbstractContextManager[None]:
 
 def bucket_count_kept() -> AbstractContextManager[None]:
     """Restore the counter in which DDPOptimizer sees whether AOTAutograd compiled a bucket."""
-    counts: Mapping[str, int] = counters["aot_autograd"]
-    return replaced(counts, "total", counts["total"])
+    return replaced(counters["aot_autograd"], "total", counters["aot_autograd"]["total"])
 
 
 # ---- the registry of backends
@@ -166,12 +166,9 @@ lookup_backend = registry.lookup_backend  # raises InvalidBackend
 list_backends: Callable[[], list[str]] = partial(torch._dynamo.list_backends, None)
 
 
-def register_backend(name: str, backend: registry.CompilerFn) -> None:
-    """Register a backend, for good; raise AssertionError if the name is taken.
-
-    Up to torch 2.14 it sets the attribute `_tags` of the object.
-    """
-    torch._dynamo.register_backend(backend, name=name)
+# Registers a backend, for good; raises AssertionError if the name is taken. Up to torch 2.14 it sets the attribute
+# `_tags` of the object.
+register_backend: Callable[..., object] = registry.register_backend
 
 
 class _NamedAsRegistered:
@@ -222,14 +219,10 @@ def is_parameter_source(source: Source | None) -> bool:
     return isinstance(source, DictGetItemSource) and isinstance(source.base, UnspecializedParamBufferSource)
 
 
-def table_and_name(source: Any) -> tuple[Source, str]:
-    """Return the source of the dictionary in which a module has a parameter, and the parameter's name there."""
-    return source.base, source.index
-
-
-def module_of(source: Any) -> Source:
-    """Return the source of the module that has a parameter."""
-    return source.base.base  # type: ignore[no-any-return]
+# Of a parameter's source: that of the dictionary in which a module has the parameter, with its name there; and that of
+# the module.
+table_and_name: Callable[[Source], tuple[Source, str]] = attrgetter("base", "index")
+module_of: Callable[[Source], Source] = attrgetter("base.base")
 
 
 def root_of(source: Source) -> UnspecializedNNModuleSource | None:
@@ -349,15 +342,6 @@ OF_THE_TRACE = ("guards_context", "fakify_first_call")  # what a context of anot
 OF_SIZES = ("guards", "var_to_val", "backed_var_to_val", "unbacked_var_to_val", "var_to_range", "replacements")
 
 
-# Compiles a graph that is no part of the one that dynamo traces: its inputs have fake tensors of their own.
-without_context: Callable[[], AbstractContextManager[object]] = partial(tracing, None)
-
-
-def tracing_apart() -> AbstractContextManager[None]:
-    """Compile other versions of the graph that dynamo traces, in a context of their own."""
-    return TracingApart().entered()
-
-
 # AOTAutograd recognizes a graph of dynamo's by the first two and `meta`; without them it fails, or forgets static
 # inputs.
 ATTACHED = ("_param_name_to_source", "_source_to_user_stacks", "compile_subgraph_reason")
@@ -368,9 +352,8 @@ def source_of(placeholder: Node) -> Source | None:
     return getattr(placeholder, "_dynamo_source", None)
 
 
-def sources_of_attributes(gm: GraphModule) -> dict[str, Source]:
-    """Return the sources of a graph's attributes by name, which AOTAutograd reads; a new attribute needs one."""
-    return gm._param_name_to_source  # type: ignore[return-value]
+# The sources of a graph's attributes by name, which AOTAutograd reads; a new attribute needs one.
+sources_of_attributes: Callable[[GraphModule], dict[str, Source]] = attrgetter("_param_name_to_source")
 
 
 def hand_on(gm: GraphModule, copied: GraphModule) -> None:
@@ -383,9 +366,8 @@ def hand_on(gm: GraphModule, copied: GraphModule) -> None:
             setattr(copied, name, copy.copy(getattr(gm, name)))
 
 
-def is_erased(node: Node) -> bool:
-    """Return whether a node was erased from its graph."""
-    return node._erased
+# Whether a node was erased from its graph.
+is_erased: Callable[[Node], bool] = attrgetter("_erased")
 
 
 def boxed_forward(gm: GraphModule) -> Callable[[list[object]], object]:

@@ -13,6 +13,8 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 
 # The variable by which Inductor passes its libraries torch's function for a tensor's memory, at each load.
 DATA_POINTER_VARIABLE = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+# Its address.
+DATA_POINTER_FUNCTION = str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
 # torch's stand-ins for what CUTLASS imports.
 CUTLASS_MOCKS = Path(torch.__file__).parent / "_inductor/codegen/cutlass/lib_extensions/cutlass_mock_imports"
 
@@ -36,8 +38,3 @@ def forget_module(module: ModuleType) -> None:
         PyCodeCache.modules.remove(module)  # in one step: other threads append
     if sys.modules.get(module.__name__) is module:
         del sys.modules[module.__name__]
-
-
-def data_pointer_function() -> str:
-    """Return the address of torch's function for a tensor's memory."""
-    return str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]

@@ -106,7 +106,7 @@ class Recording:
 
     def unrecorded(self) -> CompiledFxGraph:
         """Return the same graph without the wrapper, with its inputs aligned, as where torch records nothing."""
-        plain = stand_in(self.graph)
+        plain = copy.copy(self.graph)
         plain.current_callable, runner = self.code, self.graph.compiled_fn_runner
         if runner is not None and self.partitions is not None:
             plain.compiled_fn_runner = copy.copy(runner)
@@ -164,13 +164,6 @@ def _align(graph: CompiledFxGraph) -> None:
 
 
 # ---- one graph in the place of another
-
-
-def stand_in(graph: CompiledFxGraph) -> CompiledFxGraph:
-    """Return another object with the contents of `graph`."""
-    other: CompiledFxGraph = object.__new__(type(graph))
-    vars(other).update(vars(graph))
-    return other
 
 
 def uncompiled() -> CompiledFxGraph:

@@ -6,6 +6,7 @@ Operators have classes, schemas, kernels, effects; a thread has modes: dispatch,
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -42,8 +43,7 @@ def counted_writes(tensor: torch.Tensor) -> int:
 
 def memory_id(tensor: torch.Tensor) -> int:
     """Return a number that tensors have in common that share memory; once they are freed, it may be used again."""
-    identity: int = tensor.untyped_storage()._cdata
-    return identity
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 def with_bits_of(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -76,8 +76,7 @@ def has_static_address(value: object) -> bool:
 
 def has_plain_dispatch(value: torch.Tensor) -> bool:
     """Return whether a tensor's class leaves dispatch as it is, so that AOTAutograd does not unwrap it."""
-    plain: object = torch._C._disabled_torch_dispatch_impl
-    return type(value).__torch_dispatch__ is plain
+    return type(value).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 # Whether one of `torch.func`'s transforms has wrapped a tensor.
@@ -128,9 +127,10 @@ def replace_tensors(module: torch.nn.Module, made_of: Callable[[torch.Tensor], t
     module._apply(made_of)  # type: ignore[no-untyped-call]
 
 
-def dynamos_graph_class() -> AbstractContextManager[None]:
-    """Make graphs of the class that dynamo makes, whose code is generated when they are called."""
-    return _lazy_graph_module._use_lazy_graph_module(True)
+# Makes graphs of the class that dynamo makes, whose code is generated when they are called.
+dynamos_graph_class: Callable[[], AbstractContextManager[None]] = partial(
+    _lazy_graph_module._use_lazy_graph_module, True
+)
 
 
 # Functions of dynamo's graphs whose results depend on their arguments alone.
@@ -248,9 +248,8 @@ def schema_of(target: object) -> Any:
     return getattr(target, "_schema", None)
 
 
-def arguments_of(op: OpOverload) -> list[torch.Argument]:
-    """Return the arguments that an overload's schema declares."""
-    return list(op._schema.arguments)
+# The arguments that an overload's schema declares.
+arguments_of: Callable[[OpOverload], list[torch.Argument]] = attrgetter("_schema.arguments")
 
 
 def name_of(target: OpOverload | OpOverloadPacket) -> str:

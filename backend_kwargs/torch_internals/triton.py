@@ -8,18 +8,11 @@ from typing import Any
 from torch.utils._triton import has_triton, has_triton_tma_device
 
 
-def kernel_of(kwargs: Mapping[str, Any]) -> Any:
-    """Return the user's kernel that a node calls, which the node's keywords name by number."""
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+def kernel_and_constants(kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, object]]:
+    """Return the user's kernel that a node calls and its constant arguments, which its keywords name by number."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table as table
 
-    return kernel_side_table.get_kernel(kwargs["kernel_idx"])
-
-
-def constants_of(kwargs: Mapping[str, Any]) -> Mapping[str, object]:
-    """Return the constant arguments of such a node."""
-    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
-
-    return kernel_side_table.get_constant_args(kwargs["constant_args_idx"])
+    return table.get_kernel(kwargs["kernel_idx"]), table.get_constant_args(kwargs["constant_args_idx"])
 
 
 def code_of(kernel: object) -> str:

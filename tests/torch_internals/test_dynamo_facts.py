@@ -217,7 +217,7 @@ def test_versions_of_a_trace_are_apart():
         context, before = dynamo.TracingContext.get(), dynamo.guard_count()
         symbols = context.fake_mode.shape_env
         version = symbols._version_counter
-        with dynamo.tracing_apart():
+        with dynamo.TracingApart().entered():
             seen.append(dynamo.TracingContext.get().fake_mode is context.fake_mode)
             symbols.unbacked_renamings["planted"] = 1
             dynamo.add_guard(dynamo.source_of(gm.graph.find_nodes(op="placeholder")[0]), lambda *_: None)

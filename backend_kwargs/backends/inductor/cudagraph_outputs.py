@@ -22,7 +22,12 @@ from backend_kwargs.torch_internals.cudagraphs import (
     recorded_addresses,
     trees_of_thread,
 )
-from backend_kwargs.torch_internals.tensors import copy_each, is_traceable_wrapper_subclass, same_layouts
+from backend_kwargs.torch_internals.tensors import (
+    copy_each,
+    in_storage,
+    is_traceable_wrapper_subclass,
+    same_layouts,
+)
 from backend_kwargs.trial.trees import map_tensors
 
 # One launch for several outputs reads 64 Ki numbers in each block, which takes 8 µs on an H200. In a loop with a CUDA
@@ -252,7 +257,7 @@ class _Plan:
         for group in self._shared:
             storage = results[group[0]].untyped_storage().clone()
             for at in group:
-                results[at] = _in_storage(results[at], storage)
+                results[at] = in_storage(storage, results[at])
         for device, group, layouts in self._together:
             copies = empty_each(device, layouts)
             copy_each(copies, [results[at] for at in group])
@@ -264,10 +269,6 @@ def _is_simple(out: torch.Tensor) -> bool:
     """Return whether a copy has the strides of `out`, and is small enough to be copied together with others."""
     plain = not out.is_conj() and not out.is_neg() and not out.requires_grad
     return plain and out.nbytes < LARGE and torch.empty_like(out).stride() == out.stride()
-
-
-def _in_storage(out: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    return out.new_empty(0).set_(storage, out.storage_offset(), out.size(), out.stride())
 
 
 def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container[int]) -> list[Any]:
@@ -283,7 +284,7 @@ def _copied(results: Outputs, addresses: Sequence[int | None], wanted: Container
             return out.clone()
         if address not in copies:
             copies[address] = out.untyped_storage().clone()
-        return _in_storage(out, copies[address])
+        return in_storage(copies[address], out)
 
     return _keeping([copied(out, address) for out, address in zip(results, addresses, strict=True)], results)
 

@@ -5,6 +5,7 @@ by an object, the place, and every version of the graph can take that place.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -26,7 +27,6 @@ from backend_kwargs.torch_internals.relowering import (
     is_partitioned,
     noting_recordings,
     spare_of,
-    stand_in,
     take_place,
     uncompiled,
 )
@@ -109,7 +109,7 @@ class Lowered:
                 self.call = step(gm, inputs, self._keeping(inner), **kw)
             self.backwards = [vars(each)["backward"] for each in self._functions]
             if self.shareable:
-                stands = {id(each.place): stand_in(each.place) for each in self.graphs}
+                stands = {id(each.place): copy(each.place) for each in self.graphs}
                 version.graphs = list(stands.values())
                 for each in self.graphs:
                     each.place.compiled_fn_runner = None
