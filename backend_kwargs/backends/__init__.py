@@ -221,9 +221,7 @@ class DeclaredCompiler(Compiler):
         """Return the `partitioned.PartCompiler` with these options; torch and the library are imported here."""
 
     def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
-        from backend_kwargs.backends.partitioned import compile_by_parts  # which imports torch
-
-        return compile_by_parts(graph, options, self.part_compiler(options))
+        return self.part_compiler(options).compile_graph(graph, options)  # type: ignore[no-any-return]
 
     def checked(self, option: Option, value: object, coerce: Check) -> object:
         """Return `value` converted to the option's type, or raise."""

@@ -128,6 +128,10 @@ class PartCompiler(ABC):
     def compile(self, part: fx.GraphModule) -> CompiledPart:
         """Compile a part, whose constants are attributes; any exception leaves it to eager."""
 
+    def compile_graph(self, graph: CapturedGraph, options: Options) -> Compiled:
+        """Compile dynamo's graph by parts."""
+        return compile_by_parts(graph, options, self)
+
     def misplaced(self, devices: Collection[torch.device]) -> str:
         """Return why a node on these devices runs in eager, "" if it need not."""
         return "" if all(device.type == "cpu" for device in devices) else f"{self.name} runs on a CPU here"
