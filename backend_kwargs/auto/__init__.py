@@ -11,3 +11,7 @@ and lowers its graphs for each candidate. The winner is what was raced, or what 
 and without (`alternating`); where sizes are symbols, for several ranks and to be saved, it is compiled again, mostly
 out of Inductor's cache.
 """
+
+import logging
+
+logger = logging.getLogger("backend_kwargs.auto")

@@ -5,12 +5,12 @@ No lock is taken: dynamo compiles under one lock for the process, so two races n
 may both race a graph, and the store keeps the later decision.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from backend_kwargs.auto import logger
 from backend_kwargs.auto.cache_key import ambient, devices_of
 from backend_kwargs.auto.process_memory import Served, memory, note_served
 from backend_kwargs.auto.question import Question, Request, pinnable, savable
@@ -37,7 +37,6 @@ from backend_kwargs.torch_internals.replacing import undone
 if TYPE_CHECKING:
     from backend_kwargs.auto.alternating import Ways
 
-logger = logging.getLogger("backend_kwargs.auto")
 
 GRADIENTS = {"grad": "with gradients", "no_grad": "without gradients", "inference": "in inference mode"}
 ENDLESS_S = 1e9  # stands for an infinite budget in a decision, since JSON has no infinity
@@ -144,7 +143,7 @@ def _let_dynamo_restart(request: Request) -> None:
         request.compile(replace(request.graph, gm=copy_of_graph(request.gm)), {}, "")
     except RESTARTS:
         raise
-    except Exception:
+    except Exception:  # noqa: BLE001 - the next error says what is wrong
         logger.info("Default does not compile", exc_info=True)
 
 

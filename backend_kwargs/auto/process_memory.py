@@ -3,7 +3,6 @@
 The last is for those who run a service: a log line, and a span.
 """
 
-import logging
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
+from backend_kwargs.auto import logger
 from backend_kwargs.auto.store import name_of
 from backend_kwargs.errors import printable
 from backend_kwargs.facts.decision import Decision
@@ -22,8 +22,6 @@ from backend_kwargs.stores.layered import Reached
 
 SPAN = "opentelemetry.trace"
 MOST = 100  # reasons of one attribute
-
-logger = logging.getLogger("backend_kwargs.auto")
 
 
 class Served(NamedTuple):

@@ -1,7 +1,6 @@
 """The race for one graph, from top to bottom: what is compiled, checked, and timed against what, by `steps`."""
 
 import gc
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from functools import partial
 import torch
 
 from backend_kwargs import trial
+from backend_kwargs.auto import logger
 from backend_kwargs.auto.alternating import AS_RACED, WITH, WITHOUT, Ways
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import SLACK, WITH_GRAPHS, RaceCandidate, records, toggled
@@ -32,8 +32,6 @@ from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.torch_internals.device_peaks import peaks_of
 from backend_kwargs.torch_internals.dynamo import RESTARTS, guard_count, is_tracing, tracing
 from backend_kwargs.torch_internals.tensors import modes_restored
-
-logger = logging.getLogger("backend_kwargs.auto")
 
 PLACE_S = 20.0  # for the race of a place at most, so that its check has what it needs
 PLACE_ROUNDS = 8
@@ -107,9 +105,8 @@ def verdict_of(request: Request, sandbox: Sandbox, standing: Standing) -> Verdic
 
     try:
         with tracing(None):  # its inputs have fake tensors of their own
-            if found := of_libraries(alone(standing.bare), standing.place):
-                return found
-            return place_alone(alone(standing.fused), standing.place)
+            bare = of_libraries(alone(standing.bare), standing.place)
+            return bare or place_alone(alone(standing.fused), standing.place)
     except RESTARTS:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a race of it meets, others are raced

@@ -1,11 +1,11 @@
 """One decision for all ranks: the first rank to reach a graph decides; the others wait for it, with a timeout."""
 
 import json
-import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from backend_kwargs.auto import logger
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.facts.decision import Decision, Unraced, as_json, parsed
 from backend_kwargs.torch_internals.dynamo import AHEAD
@@ -13,7 +13,6 @@ from backend_kwargs.torch_internals.dynamo import AHEAD
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-logger = logging.getLogger("backend_kwargs.auto")
 
 PREFIX = "backend_kwargs/auto"
 GRACE_S = 120.0  # a compile that is running when the budget ends may finish

@@ -1,7 +1,6 @@
 """Reporting of a race: progress, log, torch's trace, and reports."""
 
 import json
-import logging
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,6 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TypeAlias
 
+from backend_kwargs.auto import logger
 from backend_kwargs.errors import printable
 from backend_kwargs.facts.decision import DEFAULT, EAGER, UNCHECKED, Decision, Doubt, PlaceRow, RaceRow, by_name
 from backend_kwargs.interval import Interval
@@ -16,7 +16,6 @@ from backend_kwargs.progress import progress as shown
 
 OnProgress: TypeAlias = Callable[[str, float], None]
 
-logger = logging.getLogger("backend_kwargs.auto")
 
 WIDEST = 60  # a longer name, such as one from a file, does not widen the table
 ARTIFACT = {"name": "backend_kwargs_race", "encoding": "json"}  # of torch's structured trace

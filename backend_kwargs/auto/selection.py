@@ -1,6 +1,5 @@
 """What is known of a race, and what follows from it: which candidate is next, and why the others are skipped."""
 
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from functools import cache, cached_property, partial
 import torch
 from torch.fx import GraphModule
 
+from backend_kwargs.auto import logger
 from backend_kwargs.auto.budget import Budget
 from backend_kwargs.auto.candidates import (
     CUDAGRAPHS,
@@ -47,8 +47,6 @@ from backend_kwargs.options.option import Options, standing, with_users
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.trial import may_draw
-
-logger = logging.getLogger("backend_kwargs.auto")
 
 Progress = Callable[[str, float], None]
 

@@ -19,6 +19,7 @@ from torch.fx.passes.operator_support import create_op_support
 from backend_kwargs.graphs.writes import replace_by_attribute
 from backend_kwargs.torch_internals.dynamo import boxed_forward, mark_boxed
 from backend_kwargs.torch_internals.tensors import OpOverload, name_of, schema_of, suggest_memory_format
+from backend_kwargs.trial import trees
 
 PREFIX = "part_"
 MARK = "backend_kwargs_part"  # an identifier, since it is a keyword for a while
@@ -149,9 +150,7 @@ def writes_in_place(gm: GraphModule) -> str:
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
     """Return the fake tensors that a node computes."""
-    value = node.meta.get("val")
-    values: Sequence[object] = value if isinstance(value, list | tuple) else (value,)
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    return trees.tensors_of(node.meta.get("val"))
 
 
 def _is_view(node: Node) -> bool:

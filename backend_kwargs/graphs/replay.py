@@ -215,12 +215,7 @@ class Inputs:
     @property
     def bytes(self) -> float:
         """The bytes of the inputs, counting each storage once."""
-        return float(sum(self.storages.values()))
-
-    @property
-    def storages(self) -> dict[int, int]:
-        """The bytes of each storage of the inputs, by its address."""
-        return {memory_id(v): v.untyped_storage().nbytes() for v in self.values if has_memory(v)}
+        return float(sum({memory_id(v): v.untyped_storage().nbytes() for v in self.values if has_memory(v)}.values()))
 
 
 def _with_memory_shared(values: Sequence[object], positions: Iterable[int]) -> frozenset[int]:

@@ -146,23 +146,14 @@ def _signatures(function: Any) -> tuple[tuple[list[str], list[str]], ...]:
     """Return, for each overload of a function, the names of its arguments, and of those into which it writes."""
     if inspect.isfunction(function):
         return (([*inspect.signature(function).parameters], []),)
-    if isinstance(function, OpOverload):
-        return (_names(function),)
     if getattr(function, "__module__", None) == "torch":
         function = getattr(torch.ops.aten, function.__name__, None)
-    if not isinstance(function, OpOverloadPacket):
-        return ()
-    return tuple(
-        _names(overload)
-        for overload in overloads_of(function)
-        if "out" not in schema_of(overload).overload_name and has_kernel(overload)
-    )
-
-
-def _names(overload: OpOverload) -> tuple[list[str], list[str]]:
-    """Return the names of an operator's arguments, and of those into which it writes."""
-    arguments = arguments_of(overload)
-    return [each.name for each in arguments], [each.name for each in arguments if each.is_write]
+    overloads = [function] if isinstance(function, OpOverload) else []
+    if isinstance(function, OpOverloadPacket):
+        every = overloads_of(function)
+        overloads = [each for each in every if "out" not in schema_of(each).overload_name and has_kernel(each)]
+    declared = map(arguments_of, overloads)
+    return tuple(([each.name for each in all_], [each.name for each in all_ if each.is_write]) for all_ in declared)
 
 
 def storages_of(value: object) -> set[int]:
