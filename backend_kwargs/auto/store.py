@@ -16,7 +16,7 @@ from backend_kwargs.auto.machine import Machine, device_of, difference, nearly, 
 from backend_kwargs.errors import error_text, printable, warn_once
 from backend_kwargs.facts.decision import Decision, check
 from backend_kwargs.stores import Documents, Store
-from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, decoded, encoded, is_forgotten
+from backend_kwargs.stores.documents import Document, EarlierError, Kind, RefusedError, decoded, encoded, readable
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.layered import Body, Layered, LookedUp, check_replaces, is_own, put
 from backend_kwargs.stores.opening import opened
@@ -121,8 +121,8 @@ class Catalogue:
     def check_replaces(self) -> None:
         """Raise if another decision could not be kept in the place of one that is signed."""
         with self._opened.doing("write") as store:
-            for name, content in store.list(FOLDER):
-                check_replaces(store, name, content, self._of.signing_key)
+            for _, content in store.list(FOLDER):
+                check_replaces(store, readable(content), self._of.signing_key)
 
     def takes(self, decision: Decision) -> bool:
         """Return whether the store may have a decision: a provisional one stays in folders of this machine."""
@@ -141,7 +141,8 @@ class Catalogue:
     def forget(self, prefix: str = "", kind: Kind[Any] = KIND, folder: str = FOLDER) -> int:
         """Put a tombstone in place of what begins with `prefix`, also where it cannot be read; return how many."""
         with self._opened.doing("read") as store:
-            there = {name for name, content in store.list(folder) if not is_forgotten(content)}
+            listed = ((name, readable(content)) for name, content in store.list(folder))
+            there = {name for name, read in listed if read is None or read.body is not None}
         names = {name for name in there if name.rpartition("/")[2].startswith(prefix)}
         with self._opened.doing("write") as store:
             for name in names:

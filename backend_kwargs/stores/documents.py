@@ -153,6 +153,8 @@ class Document(Generic[Body]):
     made: float = field(default_factory=time.time)
     label: str = ""
     sha256: str = ""  # of what was read
+    is_signed: bool = field(default=False, compare=False)  # by whomever
+    schema: int = field(default=0, compare=False)
 
     @property
     def order(self) -> tuple[int, bool, float, str]:
@@ -185,14 +187,14 @@ class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_name(name: str) -> str:
     """Return a name; raise if it is none, such as one that leads out of a folder."""
-    if not isinstance(name, str) or len(name) > LONGEST_NAME or not NAME.fullmatch(name):
+    if not is_name(name):
         raise RefusedError(f"{str(name)[:LONGEST_NAME]!r} is not the name of a document")
     return name
 
 
-def is_name(name: str) -> bool:
+def is_name(name: object) -> bool:
     """Return whether a document may have this name: what a shared store lists is of anyone."""
-    return len(name) <= LONGEST_NAME and bool(NAME.fullmatch(name))
+    return isinstance(name, str) and len(name) <= LONGEST_NAME and NAME.fullmatch(name) is not None
 
 
 def check_prefix(prefix: str) -> str:
@@ -237,63 +239,27 @@ def decoded(
 
     If keys are given, one of them must have signed it.
     """
-    sealed, inner = _opened(content)
-    if inner.kind != kind.name or inner.name != name:
-        raise RefusedError(f"it is {inner.kind[:40]} {inner.name[:LONGEST_NAME]!r}")
-    _check_signed(kind, sealed, inner, trusted_keys)
-    _check_schema(kind, inner)
-    if inner.schema < kind.oldest and not inner.forgotten:
-        raise EarlierError(f"an earlier release of backend-kwargs wrote it (schema {inner.schema})")
-    if inner.generation < min_generation:
-        raise RefusedError(f"its generation {inner.generation} is before min_generation={min_generation}")
-    body = None if inner.forgotten else _body(kind, inner.body)
+    read = heading(content, kind, trusted_keys)
+    if read.name != name:
+        raise RefusedError(f"it is {kind.name} {read.name!r}")
+    check_schema(kind, read)
+    if read.schema < kind.oldest and read.body is not None:
+        raise EarlierError(f"an earlier release of backend-kwargs wrote it (schema {read.schema})")
+    if read.generation < min_generation:
+        raise RefusedError(f"its generation {read.generation} is before min_generation={min_generation}")
+    body = None if read.body is None else _body(kind, read.body)
     if kind.named and body is not None and (own := kind.named(body)) != name:
         raise RefusedError(f"the {kind.name} in it is {own[:LONGEST_NAME]!r}")
-    return Document(name, body, inner.generation, inner.made, inner.label, sealed.sha256)
+    return replace(read, body=body)  # type: ignore[return-value, arg-type]
 
 
-def heading(content: bytes, kind: Kind[Any] | None = None, trusted_keys: Sequence[object] = ()) -> Document[bool]:
-    """Return a document of any schema with True for its body, to compare and copy; raise RefusedError if it is none.
+def heading(
+    content: bytes, kind: Kind[Any] | None = None, trusted_keys: Sequence[object] = ()
+) -> Document[msgspec.Raw]:
+    """Return a document of any schema with its body as it is, to compare and copy; raise RefusedError if it is none.
 
-    If keys are given, one of them must have signed it as a document of this kind.
+    If a kind is given, it must be of that kind, and one of the keys must have signed it as such, if there are any.
     """
-    sealed, inner = _opened(content)
-    if kind is not None:
-        if inner.kind != kind.name:
-            raise RefusedError(f"it is {inner.kind[:40]} {inner.name[:LONGEST_NAME]!r}")
-        _check_signed(kind, sealed, inner, trusted_keys)
-    body = None if inner.forgotten else True
-    return Document(check_name(inner.name), body, inner.generation, inner.made, inner.label, sealed.sha256)
-
-
-def replacing(kind: Kind[Body], document: Document[Body], there: bytes) -> Document[Body]:
-    """Return `document` as newer than what is there; raise RefusedError for a body of a newer release's schema."""
-    try:
-        other, (_, inner) = heading(there), _opened(there)
-    except RefusedError:
-        return document
-    if document.body is not None:
-        _check_schema(kind, inner)
-    return document.after(other)
-
-
-def is_forgotten(content: bytes) -> bool:
-    """Return whether a document stands for one that was forgotten; one that cannot be read does not."""
-    try:
-        return _opened(content)[1].forgotten
-    except RefusedError:
-        return False
-
-
-def is_signed(content: bytes) -> bool:
-    """Return whether a document has a signature, whoever's."""
-    try:
-        return bool(_opened(content)[0].signature)
-    except RefusedError:
-        return False
-
-
-def _opened(content: bytes) -> tuple[_Sealed, _Inner]:
     if len(content) > LARGEST:
         raise RefusedError(f"it has more than {LARGEST} bytes")
     try:
@@ -301,22 +267,32 @@ def _opened(content: bytes) -> tuple[_Sealed, _Inner]:
         inner = msgspec.json.decode(sealed.document, type=_Inner)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError(f"it is not a document: {error_text(error)}") from None
-    if digest(bytes(sealed.document)) != sealed.sha256:
+    raw, signature = bytes(sealed.document), bytes.fromhex(sealed.signature)
+    if digest(raw) != sealed.sha256:
         raise RefusedError("its SHA-256 is another: it was changed, or written in part")
     if inner.made > time.time() + AHEAD_S:
         raise RefusedError("it was made more than a day after now, by its maker's clock or this one's")
-    return sealed, inner
+    if kind and inner.kind != kind.name:
+        raise RefusedError(f"it is {inner.kind[:40]} {inner.name[:LONGEST_NAME]!r}")
+    if kind and trusted_keys and signer(kind.domain(inner.schema), raw, signature, trusted_keys) is None:
+        raise RefusedError("it is signed by none of the trusted keys" if signature else "it is not signed")
+    body = None if inner.forgotten else inner.body
+    said = inner.generation, inner.made, inner.label
+    return Document(check_name(inner.name), body, *said, sealed.sha256, bool(signature), inner.schema)
 
 
-def _check_signed(kind: Kind[Any], sealed: _Sealed, inner: _Inner, keys: Sequence[object]) -> None:
-    domain, content = kind.domain(inner.schema), bytes(sealed.document)
-    if keys and signer(domain, content, bytes.fromhex(sealed.signature), keys) is None:
-        raise RefusedError("it is signed by none of the trusted keys" if sealed.signature else "it is not signed")
+def readable(content: bytes | None) -> Document[msgspec.Raw] | None:
+    """Return the heading of what is kept under a name, None if that is nothing, or no document."""
+    try:
+        return None if content is None else heading(content)
+    except RefusedError:
+        return None
 
 
-def _check_schema(kind: Kind[Any], inner: _Inner) -> None:
-    if inner.schema > kind.schema:
-        raise RefusedError(f"a newer release of backend-kwargs wrote it (schema {inner.schema}); update this one")
+def check_schema(kind: Kind[Any], read: Document[Any]) -> None:
+    """Raise if a newer release wrote a document."""
+    if read.schema > kind.schema:
+        raise RefusedError(f"a newer release of backend-kwargs wrote it (schema {read.schema}); update this one")
 
 
 def _body(kind: Kind[Body], raw: msgspec.Raw) -> Body:

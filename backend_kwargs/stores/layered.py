@@ -21,14 +21,13 @@ from backend_kwargs.errors import BackendKwargsError, error_text, printable, war
 from backend_kwargs.stores import Documents, Store
 from backend_kwargs.stores.documents import (
     Document,
-    EarlierError,
     Kind,
     RefusedError,
+    check_schema,
     decoded,
     encoded,
     heading,
-    is_signed,
-    replacing,
+    readable,
 )
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.opening import StoreURL, place_or_object
@@ -332,10 +331,13 @@ class Layered(Generic[Body]):
         newest = {}
         for name, those in copies.items():
             newest[name], content = max(those.values(), key=lambda copy: copy[0].order)
-            for layer in () if self._stays(newest[name]) else self._behind(found, those, newest[name]):
-                # Only what nobody else has made newer meanwhile. It is noted, so that it is tried once.
-                layer.ask(partial(_copy, self.kind, name, content))
-                found[layer][0][name] = content
+            for layer, (contents, _) in () if self._stays(newest[name]) else found.items():
+                if layer in those and those[layer][0].order == newest[name].order:
+                    break
+                if self._may_have(layer, name, content):
+                    # Only what nobody else has made newer meanwhile. It is noted, so that it is tried once.
+                    layer.ask(partial(_copy, self.kind, name, content))
+                    contents[name] = content
         return newest
 
     def put(self, folder: str, *named: tuple[str, Document[Body]]) -> None:
@@ -380,15 +382,6 @@ class Layered(Generic[Body]):
             self._warn(layer, "cannot be trusted", str(error).rstrip("."))
         return None
 
-    def _behind(
-        self, found: LookedUp, copies: "Mapping[Reached, _Copy[Body]]", newest: Document[Body]
-    ) -> Sequence[Reached]:
-        """Return the stores, of those that answered, that come before the first with the newest copy."""
-        layers = [*found]
-        at = next(at for at, layer in enumerate(layers) if layer in copies and copies[layer][0].order == newest.order)
-        content = copies[layers[at]][1]
-        return [layer for layer in layers[:at] if self._may_have(layer, newest.name, content)]
-
     def _may_have(self, layer: Reached, name: str, content: bytes) -> bool:
         """Return whether a store may get a copy: if there are trusted keys for it, of what one of these signed.
 
@@ -431,12 +424,11 @@ class Layered(Generic[Body]):
             )
 
 
-def _heading(layer: Reached, asked: "Future[bytes | None]", longest_s: float, began: float) -> Document[bool] | None:
+def _heading(layer: Reached, asked: "Future[bytes | None]", longest_s: float, began: float) -> Document[Any] | None:
     """Return the heading of what a store has under a name, None if it has nothing that can be read in time."""
     try:
-        content = layer.answer(asked, longest_s, began, last=False)
-        return None if content is None else heading(content)
-    except (AwayError, RefusedError, TypeError):  # TypeError: a user's own store may return anything
+        return readable(layer.answer(asked, longest_s, began, last=False))
+    except (AwayError, TypeError):  # TypeError: a user's own store may return anything
         return None
 
 
@@ -458,32 +450,29 @@ def put(kind: Kind[Body], store: Documents, document: Document[Body], signing_ke
 
     Raises RefusedError for an unsigned one in place of a signed one, which those who check signatures would lose.
     """
-    there = store.get(document.name)
-    if there is not None:
-        check_replaces(store, document.name, there, signing_key)
-    document = document if there is None else replacing(kind, document, there)
-    content = encoded(kind, document, signing_key)
+    if (there := readable(store.get(document.name))) is not None:
+        check_replaces(store, there, signing_key)
+        if document.body is not None:
+            check_schema(kind, there)
+    content = encoded(kind, document.after(there), signing_key)
     store.put(document.name, content)
     return content
 
 
-def check_replaces(store: Documents, name: str, there: bytes, signing_key: object) -> None:
+def check_replaces(store: Documents, there: Document[Any] | None, signing_key: object) -> None:
     """Raise if what is there is signed, what replaces it would not be, and others read the store."""
-    if signing_key is None and _is_others(store, there):
-        raise RefusedError(f"{name} is signed there, so its place is for signed ones: give a signing key")
-
-
-def _is_others(store: Documents, content: bytes) -> bool:
-    """Return whether a document of a store is signed for those who check signatures there."""
-    return is_signed(content) and not is_own(store)
+    if there and there.is_signed and signing_key is None and not is_own(store):
+        raise RefusedError(f"{there.name} is signed there, so its place is for signed ones: give a signing key")
 
 
 def _copy(kind: Kind[Any], name: str, content: bytes, store: Documents) -> None:
-    if _compared(kind, name, content, store, store.get(name), ()) in ("new", "newer"):
-        store.put(name, content)
+    _copied(kind, name, content, store, store.get(name))
 
 
 # ---- a whole store at once, for the command line: errors are raised
+
+
+COPIED = ("new", "newer")
 
 
 def synced(
@@ -503,44 +492,44 @@ def synced(
     there = dict(target.list(prefix))
     for name, content in source:
         what = _compared(kind, name, content, target, there.get(name), trusted_keys)
-        if what in ("new", "newer") and not dry_run:
-            now = there.get(name)
+        if what in COPIED and not dry_run:
+            now = there.get(name)  # or what was written since the listing
             with suppress(Exception):  # as a folder's file may not be read, and writing says why
                 now = target.get(name)
-            if now != there.get(name):  # written since the listing
-                what = _compared(kind, name, content, target, now, trusted_keys)
-            if what in ("new", "newer"):
-                target.put(name, content)
+            what = _copied(kind, name, content, target, now, trusted_keys)
         yield name, what
 
 
-def _why_it_stays(kind: Kind[Any], name: str, content: bytes) -> str:
-    try:
-        body = decoded(kind, name, content).body
-    except EarlierError as error:
-        return str(error)
-    except RefusedError:  # of a newer release's schema, which is copied as it is
-        return ""
-    return "it is provisional, and stays on its machine" if body is not None and kind.stays(body) else ""
+def _copied(
+    kind: Kind[Any],
+    name: str,
+    content: bytes,
+    target: Documents,
+    there: bytes | None,
+    trusted_keys: Sequence[object] = (),
+) -> str:
+    """Put a document in place of what is there, if it is newer; return what `synced` yields of it."""
+    what = _compared(kind, name, content, target, there, trusted_keys)
+    if what in COPIED:
+        target.put(name, content)
+    return what
 
 
 def _compared(
-    kind: Kind[Any], name: str, content: bytes, target: Documents, other: bytes | None, trusted_keys: Sequence[object]
+    kind: Kind[Any], name: str, content: bytes, target: Documents, there: bytes | None, trusted_keys: Sequence[object]
 ) -> str:
     try:
-        ours = heading(content, kind, trusted_keys)
+        ours, theirs = heading(content, kind, trusted_keys), readable(there)
+        if ours.name != name:
+            return f"refused: it is {ours.name!r}"
+        if theirs and ours.order <= theirs.order:
+            return "same" if ours.order == theirs.order else "older"
+        # One of a newer release's schema is copied as it is.
+        body = decoded(kind, name, content).body if ours.schema <= kind.schema else None
     except RefusedError as error:
         return f"refused: {error}"
-    if ours.name != name:
-        return f"refused: it is {ours.name!r}"
-    try:
-        theirs = None if other is None else heading(other)
-    except RefusedError:
-        theirs = None
-    if theirs is None or ours.order > theirs.order:
-        if why := _why_it_stays(kind, name, content):
-            return f"refused: {why}"
-        if other is not None and not is_signed(content) and _is_others(target, other):
-            return "refused: it is not signed, and what it would replace is"
-        return "new" if theirs is None else "newer"
-    return "same" if ours.order == theirs.order else "older"
+    if body is not None and kind.stays(body):
+        return "refused: it is provisional, and stays on its machine"
+    if theirs and theirs.is_signed and not ours.is_signed and not is_own(target):
+        return "refused: it is not signed, and what it would replace is"
+    return "newer" if theirs else "new"

@@ -15,7 +15,7 @@ from backend_kwargs.fleet import board as module
 from backend_kwargs.fleet.board import Result, Unit, UnitClaims, UnitDocument, name_of
 from backend_kwargs.fleet.racing import documents_of
 from backend_kwargs.interval import Interval
-from backend_kwargs.stores.documents import Document, encoded, heading, is_signed
+from backend_kwargs.stores.documents import Document, encoded, heading
 from backend_kwargs.stores.folder import Folder
 from tests.fleet.stores import Claimed, Documents, written
 
@@ -233,7 +233,7 @@ def test_what_is_kept_of_a_unit(key):
     documents = documents_of(DECISIONS) | {place: of_places}
     assert board.record(unit, Result(releases=HERE, documents=documents)) == ""
     assert [*store.documents] == [*names, name_of(unit)]
-    assert all(map(is_signed, store.documents.values()))
+    assert all(heading(each).is_signed for each in store.documents.values())
     assert [(heading(store.get(name)).label, heading(store.get(name)).generation) for name in names] == [
         ("team", 3)
     ] * 3

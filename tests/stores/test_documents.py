@@ -6,8 +6,17 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from backend_kwargs.stores.documents import LARGEST, NEWEST, Document, Kind, RefusedError, decoded, encoded, heading
-from backend_kwargs.stores.documents import is_forgotten as forgotten
+from backend_kwargs.stores.documents import (
+    LARGEST,
+    NEWEST,
+    Document,
+    Kind,
+    RefusedError,
+    decoded,
+    encoded,
+    heading,
+    readable,
+)
 from tests.auto.graphs import seal
 
 
@@ -46,8 +55,8 @@ def test_a_document_is_read_back():
 def test_a_tombstone_has_no_body():
     """What was forgotten is known by its name, and is newer than what it stands for."""
     content = encoded(KIND, Document(NAME, None).after(MADE))
-    assert forgotten(content)
-    assert not forgotten(encoded(KIND, MADE))
+    assert readable(content).body is None
+    assert readable(encoded(KIND, MADE)).body is not None
     read = decoded(KIND, NAME, content)
     assert (read.body, read.generation) == (None, 4)
 
@@ -114,7 +123,7 @@ def test_what_is_not_used(tmp_path, content, why):
 def test_what_is_no_document(content):
     """Anything else is refused, and is no tombstone."""
     refused(content)
-    assert not forgotten(content)
+    assert readable(content) is None
 
 
 def test_what_was_changed_is_not_used():

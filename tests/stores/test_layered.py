@@ -10,7 +10,7 @@ import pytest
 
 from backend_kwargs.errors import BackendKwargsWarning, warn_once
 from backend_kwargs.stores import Store
-from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded, heading, is_signed
+from backend_kwargs.stores.documents import Document, Kind, RefusedError, decoded, encoded, heading
 from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.layered import Layered, Reached, put, reached, synced
 
@@ -487,7 +487,7 @@ def test_what_is_put_has_the_label_and_the_signature_of_each_store(near, far, ke
     for each, label, signed in ((near, "mine", False), (far, "team", True)):
         body_in(each)
         document = heading(each.get(NAME))
-        assert (document.label, document.generation, is_signed(each.get(NAME))) == (label, 3, signed)
+        assert (document.label, document.generation, document.is_signed) == (label, 3, signed)
 
 
 def test_a_replayed_document_is_not_used(far, near):
