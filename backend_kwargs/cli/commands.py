@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
@@ -96,16 +96,18 @@ def judged(spec: str, **options: object) -> tuple[Verdict, str]:
 def list_backends(json: AsJson = False) -> None:
     """List backends and templates, each with one line, and whether each can work here."""
     backends = [*(_row(name, name) for name in OURS if f"tmpl-{name}" not in OURS), *_others()]
-    backends.sort(key=lambda row: row["name"])
+    backends.sort(key=lambda row: row[0])
     templates = [_row(name, f"{PLAIN}:{name}") for name in list_templates()]
     if json:
-        return print_json({"backends": backends, "templates": templates})
+        listed = {"backends": backends, "templates": templates}
+        keys = ("name", "works", "why", "summary")
+        data = {what: [(name, v.word, v.reason, about) for name, v, about in rows] for what, rows in listed.items()}
+        return print_json({what: [dict(zip(keys, row, strict=True)) for row in rows] for what, rows in data.items()})
     for title, rows in (("backends", backends), (f"templates, as {PLAIN}:NAME", templates)):
-        cells = [(row["name"], str(Verdict(row["works"], row["why"])), row["summary"]) for row in rows]
-        print_table(("name", "works here", "summary"), cells, title)
+        print_table(("name", "works here", "summary"), rows, title)
 
 
-def _others() -> Iterator[dict[str, str]]:
+def _others() -> Iterator[tuple[str, Verdict, str]]:
     """Yield a row for each backend of dynamo's and of other packages, none of which is loaded."""
     docs = {name: doc or f"{name}, as dynamo has it" for name, doc in own_backends().items()}
     plugins = {each.name: each for each in entry_points(group="torch_dynamo_backends")}
@@ -118,17 +120,13 @@ def _others() -> Iterator[dict[str, str]]:
             docs[name] = f"{plugin.value}, not loaded"
             if works.word == "works" and find_spec(plugin.module.partition(".")[0]) is None:
                 works = Verdict("cannot", f"{plugin.module} is not importable")
-        yield _as_row(f"dynamo:{name}" if ours else name, works, docs.get(name, ""))
+        yield f"dynamo:{name}" if ours else name, works, docs.get(name, "")
 
 
-def _row(name: str, spec: str) -> dict[str, str]:
+def _row(name: str, spec: str) -> tuple[str, Verdict, str]:
     works, summary = judged(spec)
     short = name.removeprefix("tmpl-")
-    return _as_row(name, works, f"{summary}; {short} is the same" if short != name else summary)
-
-
-def _as_row(name: str, works: Verdict, summary: str) -> dict[str, str]:
-    return {"name": name, "works": works.word, "why": works.reason, "summary": summary}
+    return name, works, f"{summary}; {short} is the same" if short != name else summary
 
 
 @options_alone()
@@ -145,16 +143,16 @@ def doctor(json: AsJson = False) -> None:
     precisions = {name: precision_verdict(name, machine()) for name in PRECISIONS}
     lacking = limits("torch.compile", ("triton",) if machine().gpu else ("cxx",))
     ready = Verdict("no", lacking[0].reason, lacking[0].remedy) if lacking else Verdict("yes")
+    kinds = {
+        "templates": (f"templates, as {PLAIN}:NAME", templates),
+        "backends": ("other backends", backends),
+        "precisions": ("precisions, as precision=NAME", precisions),
+    }
     if json:
-        judged_here = {"templates": templates, "backends": backends, "precisions": precisions}
-        data = {kind: {name: asdict(v) for name, v in verdicts.items()} for kind, verdicts in judged_here.items()}
+        data = {kind: {name: asdict(v) for name, v in verdicts.items()} for kind, (_, verdicts) in kinds.items()}
         return print_json({"ready": asdict(ready), "machine": facts, **data})
     print_table(("part", "found"), facts.items(), "machine")
-    for title, verdicts in (
-        (f"templates, as {PLAIN}:NAME", templates),
-        ("other backends", backends),
-        ("precisions, as precision=NAME", precisions),
-    ):
+    for title, verdicts in kinds.values():
         rows = [(name, v.word, v.reason, v.remedy) for name, v in verdicts.items()]
         print_table(("name", "verdict", "because", "to change it"), rows, title)
     say(f"ready: {ready}" + (f"; {ready.remedy}" if ready.remedy else ""))
@@ -435,13 +433,10 @@ OF_FILES = ("from_", "output", "against")
 def _gate(text: str) -> tuple[str, float]:
     """Read "1.05" or "eager=1.05": what the fastest is to be faster than, and how much."""
     name, _, ratio = text.rpartition("=")
-    try:
-        least = float(ratio)
-    except ValueError:
-        least = 0.0
-    if not 0 < least < math.inf:
-        raise wrong_value("Option '--fail-below'", "a ratio above 0, such as 1.05, or eager=1.05", text)
-    return name or "default", least
+    with suppress(ValueError):
+        if 0 < (least := float(ratio)) < math.inf:
+            return name or "default", least
+    raise wrong_value("Option '--fail-below'", "a ratio above 0, such as 1.05, or eager=1.05", text)
 
 
 def compare_backends(

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -279,9 +279,10 @@ def lines_to_paste(backend: Backend, timed: Timed | None = None) -> list[str]:
 
     There are none if the backend cannot be written as text.
     """
-    if not (compiles := _compiles(backend)):
+    if not (written := _written(backend)):
         return []
-    ours = [IMPORT, ""] if "bk." in compiles else []
+    ours = [IMPORT, ""] if written.startswith("bk.") else []
+    compiles = f"torch.compile(model, backend={written})"
     if timed is None:
         return [*ours, compiles]
     model = [f"model = {timed.state}"] if timed.state else []
@@ -289,35 +290,17 @@ def lines_to_paste(backend: Backend, timed: Timed | None = None) -> list[str]:
     return [*ours, *model, f"compiled = {compiles}", *call]
 
 
-def _compiles(backend: Backend) -> str:
-    """Return the expression that compiles `model` with `backend`, "" if it cannot be written."""
-    if name := _name_for_dynamo(backend):
-        return f'torch.compile(model, backend="{name}")'
-    written = _written(backend)
-    return f"torch.compile(model, backend={written})" if written else ""
-
-
-def _name_for_dynamo(backend: Backend) -> str:
-    """Return the name by which torch.compile finds this backend, "" if there is none."""
-    name = backend.spec
-    if repr(backend) != f"make_backend({name!r})":
-        return ""
-    if name == "inductor":  # equal in effect, although dynamo's is another object
-        return name
-    try:
-        return name if find_in_dynamo(name) == backend else ""
-    except BrokenPluginError:
-        return ""
-
-
 def _written(backend: Backend) -> str:
-    """Return the expression that makes `backend`, "" if the repr of one of its values is not an expression."""
-    written = pasted(f"bk.{backend!r}")
-    try:
-        read_back = eval(written, {"bk": backend_kwargs})  # noqa: S307 - the repr is our own
-    except (BackendKwargsError, SyntaxError, NameError):
-        return ""
-    return written if read_back == backend else ""
+    """Return the name by which torch.compile finds `backend`, or the expression that makes it; "" if there is none."""
+    name, written = backend.spec, pasted(f"bk.{backend!r}")
+    with suppress(BrokenPluginError):
+        # dynamo's "inductor" is equal in effect, although it is another object
+        if repr(backend) == f"make_backend({name!r})" and (name == "inductor" or find_in_dynamo(name) == backend):
+            return f'"{name}"'
+    with suppress(BackendKwargsError, SyntaxError, NameError):  # the repr of a value may be no expression
+        if eval(written, {"bk": backend_kwargs}) == backend:  # noqa: S307 - the repr is our own
+            return written
+    return ""
 
 
 def pasted(expression: str) -> str:

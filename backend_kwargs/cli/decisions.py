@@ -6,10 +6,9 @@ And `backend-kwargs tune-plan`, which makes them: the models of a file, on this 
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
-from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,7 @@ from backend_kwargs.auto.decisions_toml import read_decisions, template_name, wr
 from backend_kwargs.auto.machine import device_of, difference, releases
 from backend_kwargs.auto.reporting import what_is_open
 from backend_kwargs.auto.store import FOLDER, KIND, Catalogue
-from backend_kwargs.backend import find_backend
+from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.cli.console import (
     As,
     AsJson,
@@ -54,7 +53,7 @@ from backend_kwargs.fleet.scheduling import (
 )
 from backend_kwargs.page import Document, noise_of
 from backend_kwargs.page import document as page
-from backend_kwargs.page.figures import environment_of, file_of, interval_of, measured_on, now
+from backend_kwargs.page.figures import day_of, environment_of, file_of, interval_of, measured_on, now
 from backend_kwargs.page.sentence import SLOWER, gained
 from backend_kwargs.progress import progress
 from backend_kwargs.registry import decided
@@ -95,7 +94,7 @@ def show_all(store: Where = None, json: AsJson = False, output: Output = None) -
             "graph": each.facts,
             "device": str(each.machine.get("device") or each.machine.get("gpu") or ""),
             "machine": _machine(each),
-            "made": _day(each),
+            "made": day_of(each.made),
         }
         for each in decisions
     ]
@@ -133,20 +132,20 @@ def show_one(
     if outputs:
         outputs.write(page_of([decision]))
     if as_:
-        return print_config(
-            decided(decision.winner, decision.options, decision.fixed, decision.compiler).inductor_config(
-                ahead_of_time=as_ == "aoti-config"
-            )
-        )
+        return print_config(_winner(decision).inductor_config(ahead_of_time=as_ == "aoti-config"))
     if json:
         return print_json(asdict(decision))
-    say(*table(decision).splitlines())
-    compiler = {"compiler": decision.compiler} if decision.compiler else {}
-    options = {**compiler, "options": decision.options, "fixed": decision.fixed}
-    inputs = {"model": decision.model, "inputs": ", ".join(decision.inputs)}
-    known = {name: value for name, value in inputs.items() if value}
-    rest = {**options, **known, **decision.machine, "budget_s": f"{decision.budget_s:g}", "made": _day(decision)}
-    say(*(f"{name}: {value}" for name, value in rest.items()))
+    facts = {
+        "compiler": decision.compiler,
+        "options": decision.options,
+        "fixed": decision.fixed,
+        "model": decision.model,
+        "inputs": ", ".join(decision.inputs),
+        **decision.machine,
+        "budget_s": f"{decision.budget_s:g}",
+        "made": day_of(decision.made),
+    }
+    say(*table(decision).splitlines(), *(f"{name}: {value}" for name, value in facts.items() if value != ""))
     for other in everything:
         if other.key == decision.key and other is not decision:
             differs = difference(other.machine, decision.machine).replace("(here ", "(above ")
@@ -168,16 +167,14 @@ def export(
     decisions = _found(everything, keys) if keys else everything
     if not decisions:
         raise BackendKwargsError(f"No decisions in {catalogue.label!r}; compile with tmpl-inductor:auto first.")
-    decisions = _settled(decisions)
-    of_others = len(decisions) - len({each.key for each in decisions})
-    decisions = [*{each.key: each for each in reversed(decisions)}.values()][::-1]  # of each key the latest
-    decisions = write_decisions(decisions, file)
-    names = list(dict.fromkeys(filter(None, map(template_name, decisions))))
-    kept = f"{len(names)} as templates: {', '.join(names)}" if names else "none as a template"
-    rest = sum(not template_name(decision) for decision in decisions)
+    settled = _settled(decisions)
+    written = write_decisions(settled, file)  # of each key the latest
+    templates = Counter(map(template_name, written))
+    rest = templates.pop("", 0)
+    kept = f"{len(templates)} as templates: {', '.join(templates)}" if templates else "none as a template"
     eager = f" ({rest} chose eager or another compiler, which has no template)" if rest else ""
-    say(f"{len(decisions)} written to {file}, {kept}{eager}.")
-    if of_others:
+    say(f"{len(written)} written to {file}, {kept}{eager}.")
+    if of_others := len(settled) - len({each.key for each in settled}):
         say(f"{of_others} of other machines left out: of each key a file has the latest; sync copies all.")
 
 
@@ -245,9 +242,8 @@ def sync(
     for what, those in names.items():
         if what.startswith("refused: "):
             say(f"{len(those)} {what}: {', '.join(those[:3])}{', ...' if those[3:] else ''}")
-    done = {what: len(those) for what, those in names.items()}
-    copied = done.get("new", 0) + done.get("newer", 0)
-    kept = f"{done.get('same', 0)} the same, {done.get('older', 0)} older than there"
+    copied = len(names["new"]) + len(names["newer"])
+    kept = f"{len(names['same'])} the same, {len(names['older'])} older than there"
     say(f"{copied} {'would be ' if dry_run else ''}copied to {there.store.label!r}; {kept}.")
     if copied and not of.trusted_keys and is_own(there.store) and not is_own(here.store):
         say(
@@ -282,9 +278,8 @@ def _found(decisions: Sequence[Decision], keys: list[str], *, one: bool = False)
         matches = [each for each in decisions if each.key.startswith(key)]
         if not matches:
             raise _unknown(key)
-        several = {each.key for each in matches}
-        if one and len(several) > 1:
-            raise BackendKwargsError(f"{len(several)} decisions' keys begin with {key!r}; give more digits.")
+        if one and (several := len({each.key for each in matches})) > 1:
+            raise BackendKwargsError(f"{several} decisions' keys begin with {key!r}; give more digits.")
         found += matches[:1] if one else matches  # the latest of several machines'
     return found
 
@@ -304,28 +299,21 @@ def _unknown(key: str) -> BackendKwargsError:
 
 def page_of(decisions: Sequence[Decision]) -> Document:
     """Return the page of some decisions; of one, with the lines that compile with its winner."""
-    return document_of(decisions, _paste(decisions[0]) if len(decisions) == 1 else "")
+    paste = list[str]()
+    if len(decisions) == 1:
+        with suppress(BackendKwargsError):  # no text makes the winner
+            paste = lines_to_paste(_winner(decisions[0]))
+    return document_of(decisions, "\n".join(paste))
 
 
-def _paste(decision: Decision) -> str:
-    """Return the lines that compile with the winner, "" if no text makes it."""
-    with suppress(BackendKwargsError):
-        backend = decided(decision.winner, decision.options, decision.fixed, decision.compiler)
-        return "\n".join(lines_to_paste(backend))
-    return ""
+def _winner(decision: Decision) -> Backend:
+    return decided(decision.winner, decision.options, decision.fixed, decision.compiler)
 
 
 def _machine(decision: Decision) -> str:
     """Return the device on which a decision was made, and of a CPU the threads."""
     device, threads = device_of(decision.machine), decision.machine.get("threads")
     return f"{device}, {threads} threads" if device.startswith("cpu") and threads else device
-
-
-def _day(decision: Decision) -> str:
-    """Return when a decision was made, in local time."""
-    with suppress(ValueError, OverflowError, OSError):  # an imported file may contain any number
-        return datetime.fromtimestamp(decision.made).astimezone().isoformat(sep=" ", timespec="minutes")
-    return ""
 
 
 UNIT_COLUMNS = ("model", "status", "winner", "over eager", "took", "on")
@@ -423,17 +411,13 @@ def share_of(text: str) -> tuple[int, int]:
     return number, of
 
 
-@contextmanager
-def _pool(on: str, folder: Path) -> Iterator[Pool]:
-    """Give the workers that `--on` names."""
+def _pool(on: str, folder: Path) -> AbstractContextManager[Pool]:
+    """Return the workers that `--on` names."""
     if local := re.fullmatch(r"local(?::([1-9]\d{0,5}))?", on):
-        yield LocalPool(devices_here(int(local[1]) if local[1] else None), folder)
-    elif on.startswith(RAY) and on != RAY:
-        with closing(RayPool(on.removeprefix(RAY), folder)) as pool:
-            yield pool
-    else:
-        wanted = "local, local:N, ray:auto or ray:ADDRESS"
-        raise wrong_value("Option '--on'", wanted, without_login(on))
+        return nullcontext(LocalPool(devices_here(int(local[1]) if local[1] else None), folder))
+    if on.startswith(RAY) and on != RAY:
+        return closing(RayPool(on.removeprefix(RAY), folder))
+    raise wrong_value("Option '--on'", "local, local:N, ray:auto or ray:ADDRESS", without_login(on))
 
 
 def _driven(queue: Queue, pool: Pool) -> tuple[list[Ended], bool]:
@@ -443,29 +427,18 @@ def _driven(queue: Queue, pool: Pool) -> tuple[list[Ended], bool]:
     if queue.done:
         say(f"{len(queue.done)} of {len(queue.done) + count} units are done already.", out=err)
     try:
-        with queue.board.renewing(), _progress(count) as tell:
+        with queue.board.renewing(), progress("tuning", f"{count} units", err) as shown:
             for each in drive(queue, pool):
                 ended.append(each)
-                tell(len(ended), each)
+                assert each.result
+                why = each.result.failed and f"failed: {shortened(each.result.failed, LONGEST_REASON)}"
+                done = f"{len(ended)} of {count}"
+                say(f"{done}: {each.unit.label}  {why or ', '.join(each.result.winners)}", out=err)
+                shown(f"{done} units are done", len(ended) / count)
     except KeyboardInterrupt:
         say(f"interrupted: what ended is kept, {len(ended)} of {count} units; start it again for the rest.", out=err)
         return ended, True
     return ended, False
-
-
-@contextmanager
-def _progress(count: int) -> Iterator[Callable[[int, Ended], None]]:
-    """Give what shows that a unit ended: a bar on a terminal, else a line for each."""
-    out = console(stderr=True)
-    with progress("tuning", f"{count} units", out) as told:
-
-        def tell(done: int, ended: Ended) -> None:
-            assert ended.result
-            outcome = ended.result.failed and f"failed: {shortened(ended.result.failed, LONGEST_REASON)}"
-            say(f"{done} of {count}: {ended.unit.label}  {outcome or ', '.join(ended.result.winners)}", out=out)
-            told(f"{done} of {count} units are done", done / count)
-
-        yield tell
 
 
 def _show(summary: Summary, store: str | None) -> None:

@@ -543,7 +543,10 @@ def compared(
 ) -> None:
     """Compare a factory's model under labelled backends, print and write what came out, and exit with what it shows."""
     if gate:
-        gate = _labelled(gate[0], wanted), gate[1]
+        over = comparisons.label_of(gate[0], [label for label, _ in wanted])
+        if over not in dict(wanted):
+            wanted.append((over, backend_from_text("inductor", {})))
+        gate = over, gate[1]
     model, example_inputs = model_of(factory)
     own = [backend.options.get("max_error") for _, backend in wanted if backend]  # accepted without --max-error
     which = {label: f"{label} ({at} of {len(wanted)})" for at, (label, _) in enumerate(wanted, 1)}
@@ -571,15 +574,6 @@ def compared(
         )
     timed = Timed.of(model, example_inputs, training=mode == "training", device=device)
     _finish(comparison, factory, dict(wanted), outputs, gate, timed)
-
-
-def _labelled(over: str, wanted: list[tuple[str, Backend | None]]) -> str:
-    """Return the label of the candidate that a gate names, to which default is added if it is not there."""
-    labels = [label for label, _ in wanted]
-    label = comparisons.label_of(over, labels)
-    if label not in labels:
-        wanted.append((comparisons.DEFAULT, backend_from_text("inductor", {})))
-    return label
 
 
 def _finish(

@@ -279,17 +279,16 @@ def _check_arguments(
 ) -> None:
     """Raise if an argument of `compare` is wrong."""
     labels = [candidate.label for candidate in candidates]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
+    for twice in (label for label in labels if labels.count(label) > 1):
         raise BackendKwargsError(f"Candidate {twice!r} is given twice: give each its own label.")
-    if mode not in ("inference", "training"):
-        raise wrong_value("mode", "'inference' or 'training'", mode)
-    if not isinstance(rounds, int) or rounds < 1:
-        raise wrong_value("rounds", "a whole number of at least 1", rounds)
-    if tolerance is not None and not tolerance > 0:
-        raise wrong_value("tolerance", "a number above 0", tolerance)
-    if max_error is not None and not 0 < max_error < 1:
-        raise wrong_value("max_error", "a number above 0 and below 1", max_error)
+    for right, name, wanted, value in (
+        (mode in ("inference", "training"), "mode", "'inference' or 'training'", mode),
+        (isinstance(rounds, int) and rounds >= 1, "rounds", "a whole number of at least 1", rounds),
+        (tolerance is None or tolerance > 0, "tolerance", "a number above 0", tolerance),
+        (max_error is None or 0 < max_error < 1, "max_error", "a number above 0 and below 1", max_error),
+    ):
+        if not right:
+            raise wrong_value(name, wanted, value)
     if baseline is not None and baseline not in labels:
         raise unknown("baseline", baseline, labels, otherwise="It is the label of one of the candidates.")
 

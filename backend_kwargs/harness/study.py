@@ -4,7 +4,7 @@ Also what eager only reads, and which of it a candidate has changed.
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -211,33 +211,31 @@ class Study:
         generators.seed()
         output = self.bound(call, inputs)()
         seen = {"output": output}
-        if self.mode == "fwd_bwd":
-            leaves = _leaves(model, inputs)
-            seen["gradients"] = dict(zip(leaves, self.gradients(output, list(leaves.values())), strict=True))
-        if self.mode == "train":
-            self.backward(output)
-            seen["gradients"] = {name: detached_copy(leaf.grad) for name, leaf in _leaves(model).items()}
-            _update(optimizer, _leaves(model).values())
+        if self.mode != "fwd":
+            leaves = self._leaves(model, inputs)
+            gradients = map_tensors(detached_copy, self.gradients(output, list(leaves.values())))
+            seen["gradients"] = dict(zip(leaves, gradients, strict=True))
+            if self.mode == "train":
+                _update(optimizer, leaves.values())
         seen["state"] = {name: tensor for name, tensor in _state(model, inputs).items() if name in self.changed}
         # Copies, since a CUDA graph writes its next result to the same memory.
         return {what: map_tensors(detached_copy, tree) for what, tree in seen.items()}
 
-    def gradients(self, output: object, leaves: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of `leaves` without changing their `.grad`."""
-        outputs, cotangents = self._paired(output)
-        return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
-
-    def backward(self, output: object) -> None:
-        """Add the gradients to each parameter's `.grad`."""
-        outputs, cotangents = self._paired(output)
-        torch.autograd.backward(outputs, cotangents)
-
-    def _paired(self, output: object) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the outputs that require grad, and a cotangent for each; raise if eager has another number."""
+    def gradients(self, output: object, leaves: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        """Return the gradients of `leaves`, in "train" also in their `.grad`; raise if too few outputs require any."""
         outputs = _differentiable(output)
         if len(outputs) != len(self.cotangents):
             raise RuntimeError(f"{len(outputs)} outputs require grad, in eager {len(self.cotangents)}")
-        return outputs, [c.to(o.dtype) for c, o in zip(self.cotangents, outputs, strict=True)]
+        cotangents = [c.to(o.dtype) for c, o in zip(self.cotangents, outputs, strict=True)]
+        if self.mode == "fwd_bwd":
+            return torch.autograd.grad(outputs, leaves, cotangents, allow_unused=True)
+        torch.autograd.backward(outputs, cotangents)
+        return [leaf.grad for leaf in leaves]
+
+    def _leaves(self, model: Model, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """Return the tensors whose gradients a backward pass computes, by name: in "train" no inputs."""
+        found = _state(model, inputs if self.mode == "fwd_bwd" else None)
+        return {name: tensor for name, tensor in found.items() if tensor.requires_grad}
 
     def step(self, subject: Subject) -> trial.RestoringCall:
         """Return the call to time; its result keeps the output alive, as a variable in a user's loop does.
@@ -250,19 +248,17 @@ class Study:
         bound = self.bound(subject.call, self.inputs)
         if self.mode == "fwd":
             return trial.RestoringCall(bound, state)
-        leaves = list(_leaves(subject.model, self.inputs if self.mode == "fwd_bwd" else None).values())
+        leaves = list(self._leaves(subject.model, self.inputs).values())
 
-        def fwd_bwd() -> object:
+        def run() -> object:
             output = bound()
-            return output, self.gradients(output, leaves)
-
-        def train() -> object:
-            output = bound()
-            self.backward(output)
+            gradients = self.gradients(output, leaves)
+            if self.mode == "fwd_bwd":
+                return output, gradients
             _update(subject.optimizer, leaves)
             return output
 
-        return trial.RestoringCall(train if self.mode == "train" else fwd_bwd, state)
+        return trial.RestoringCall(run, state)
 
     def in_a_loop(self, subject: Subject) -> trial.RestoringCall | None:
         """Return a call that does not put back the model's attributes, on which compiled code may depend, or None."""
@@ -327,8 +323,3 @@ def _state(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor
     if isinstance(model, torch.nn.Module):
         tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return tensors | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
-
-
-def _leaves(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors whose gradients a backward pass computes, by name."""
-    return {name: tensor for name, tensor in _state(model, inputs).items() if tensor.requires_grad}

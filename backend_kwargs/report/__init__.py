@@ -143,18 +143,18 @@ def report(compiled: object = None, *, against: object = None) -> Report:
     owners, own, notes = ([], records(), ()) if compiled is None else found_in(compiled)
     if not own:
         return Report((), tuple(f"no graph reached a backend: {why}" for why in _why_no_graphs(owners)))
-    others: Sequence[Sequence[Code] | None] = [None] * len(own)
+    return report_of(own, notes, None if against is None else found_in(against)[1])
+
+
+def report_of(own: Iterable[Record], notes: Iterable[str] = (), against: Sequence[Record] | None = None) -> Report:
+    """Return a report on the graphs of some records that are alive, beside those of others: of one callable, say."""
+    alive = [record for record in own if record.compiled() is not None]
+    others: list[Sequence[Code] | None] = [None] * len(alive)
     if against is not None:
-        others = [codes_of(record) for record in found_in(against)[1]] + [[]] * len(own)
-    graphs = tuple(_graph(record, other) for record, other in zip(own, others, strict=False))
-    advice = advice_on(graphs, [id(record.owner()) for record in own])
+        others = [*map(codes_of, against), *[()] * len(alive)]
+    graphs = tuple(_graph(record, other) for record, other in zip(alive, others, strict=False))
+    advice = advice_on(graphs, [id(record.owner()) for record in alive])
     return Report(graphs, tuple(advice), (*served_lines(graphs), *notes, *_unseen_breaks(graphs)))
-
-
-def report_of(own: Iterable[Record]) -> Report:
-    """Return a report on the graphs of some records that are alive: those of one of several callables, say."""
-    graphs = tuple(_graph(record, None) for record in own if record.compiled() is not None)
-    return Report(graphs, tuple(advice_on(graphs)), (*served_lines(graphs), *_unseen_breaks(graphs)))
 
 
 def _why_no_graphs(owners: Sequence[object]) -> list[str]:
@@ -198,16 +198,8 @@ def _graph(record: Record, other: Sequence[Code] | None) -> Graph:
         record.facts.precision,
         None if is_tvm else share,
         {name: each.costs for name, each in record.facts.rewrites.items() if each.costs},
-        _decided(record),
+        origin(decision) if decision and decision.rows and record.facts.cache != RACED else "",
     )
-
-
-def _decided(record: Record) -> str:
-    """Return when and where the graph was raced if it was not in this compile."""
-    found = record.facts.decided
-    if found is None or not found.rows or record.facts.cache == RACED:
-        return ""
-    return origin(found)
 
 
 def origin(decision: Decision) -> str:

@@ -347,5 +347,4 @@ def ran_of(record: Record, codes: Sequence[Code], share: EngineShare | None) -> 
 
 def worst(all_ran: Iterable[Ran | None]) -> Ran | None:
     """Return the first that fell back, else the first that is unknown, else None."""
-    ranked = sorted(filter(None, all_ran), key=lambda ran: ran.status != "fell_back")
-    return ranked[0] if ranked else None
+    return min(filter(None, all_ran), key=lambda ran: ran.status != "fell_back", default=None)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from datetime import datetime
 
 import pytest
 from typer.testing import CliRunner
@@ -23,7 +22,7 @@ CPU = {"device": "cpu AVX2", "threads": 4}
 FIRST = replace(MADE, machine=CPU, model="Net", inputs=("float32 8x64",), cut_s=0.0, made=1e9)
 SECOND, THIRD = (replace(FIRST, key=digits * 32, made=made) for digits, made in (("cd", 2e9), ("ef", 3e9)))
 TWIN = replace(FIRST, key=f"abcd{'0' * 60}", made=1e8)  # another key that begins with "ab"
-DAY = datetime.fromtimestamp(1e9).astimezone().isoformat(sep=" ", timespec="minutes")
+DAY = "2001-09-09T01:46:40+00:00"
 ELSEWHERE = replace(FIRST, winner="default", options={}, machine=CPU | {"threads": 8}, made=9e8)
 
 
