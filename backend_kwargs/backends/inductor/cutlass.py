@@ -5,9 +5,7 @@ It consists of links to the installed packages, below the user's cache directory
 """
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
@@ -35,16 +33,18 @@ def cutlass_dir() -> Path:
     packages = {name: _location(name) for name in CUTLASS_PACKAGES}
     sources = packages["cutlass_library"] / "source"
     parts = {f"python/{name}": path for name, path in packages.items()} | {name: sources / name for name in SOURCES}
-    for path in parts.values():
+    release = installed_version("nvidia-cutlass") or "unversioned"  # installed from a checkout
+    places = "\n".join(map(str, parts.values()))
+    target = user_cache_path("backend-kwargs") / "cutlass" / f"{release}-{digest(places.encode(), 12)}"
+    for name, path in parts.items():
         if not path.is_dir():
             raise BackendKwargsError(f"The installed CUTLASS has no directory {str(path)!r}: {INSTALL}.")
-    target = user_cache_path("backend-kwargs") / "cutlass" / _key(parts)
-    if not _complete(target, parts):
         try:
-            _lay_out(target, parts)
-        except (OSError, shutil.Error) as error:
+            if not (target / name).is_dir():
+                _link(target / name, path)
+        except OSError as error:
             raise BackendKwargsError(
-                f"Cannot lay out CUTLASS in {str(target)!r}: {getattr(error, 'strerror', None) or error}. "
+                f"Cannot lay out CUTLASS in {str(target)!r}: {error.strerror or error}. "
                 f"Set XDG_CACHE_HOME to a writable folder, or {CUTLASS_VARIABLE} to a CUTLASS checkout."
             ) from None
     return target
@@ -85,48 +85,19 @@ def _relink(python: Path) -> None:
     for path in (*(python / name for name in CUTLASS_PACKAGES), *CUTLASS_MOCKS.glob("*")):
         link = shared / path.name
         if link.is_symlink() and link.resolve() != path.resolve():
-            beside = shared / f".{path.name}.{os.getpid()}"
-            beside.symlink_to(path)
-            beside.replace(link)
+            _link(link, path)
+
+
+def _link(link: Path, path: Path) -> None:
+    """Make or replace a link in one step: another process may do the same, or use it."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    beside = link.with_name(f".{link.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(path, target_is_directory=True)
+    beside.replace(link)
 
 
 def _location(package: str) -> Path:
     if not (places := places_of(package)):
         raise BackendKwargsError(f"CUTLASS 4 is not installed ({package} is not importable): {INSTALL}.")
     return places[0].resolve()
-
-
-def _key(parts: Mapping[str, Path]) -> str:
-    release = installed_version("nvidia-cutlass") or "unversioned"  # installed from a checkout
-    places = "\n".join(map(str, parts.values()))
-    return f"{release}-{digest(places.encode(), 12)}"
-
-
-def _complete(target: Path, parts: Mapping[str, Path]) -> bool:
-    return all((target / name).is_dir() for name in parts)
-
-
-def _lay_out(target: Path, parts: Mapping[str, Path]) -> None:
-    """Build the layout next to `target` and rename it: another process may do the same."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        (beside / "new" / "python").mkdir(parents=True)
-        for name, path in parts.items():
-            _link_or_copy(path, beside / "new" / name)
-        if target.exists() and not _complete(target, parts):
-            target.replace(beside / "damaged")
-        try:
-            (beside / "new").replace(target)
-        except OSError:
-            if not _complete(target, parts):  # otherwise another process was first, with an equal result
-                raise
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        target.symlink_to(source, target_is_directory=True)
-    except OSError:  # a file system without links
-        shutil.copytree(source, target)
