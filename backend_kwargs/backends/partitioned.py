@@ -235,8 +235,7 @@ class Engine(PartCompiler):
         self.settings, self.min_block_size = settings, settings.min_block_size
 
     def aten_ops(self, node: fx.Node) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.settings.aten_ops
-        return names
+        return self.settings.aten_ops  # type: ignore[no-any-return]
 
 
 def argument(node: fx.Node, name: str) -> Any:

@@ -31,8 +31,7 @@ def trees_of_thread() -> dict[int, cudagraph_trees.TreeManagerContainer]:
         local.tree_manager_containers, local.tree_manager_locks = {}, defaultdict(threading.Lock)
         _give_to_threads_of_autograd(CONTAINERS, local.tree_manager_containers)
         _give_to_threads_of_autograd("tree_manager_locks", local.tree_manager_locks)
-    containers: dict[int, cudagraph_trees.TreeManagerContainer] = cudagraph_trees.get_obj(local, CONTAINERS)
-    return containers
+    return cudagraph_trees.get_obj(local, CONTAINERS)  # type: ignore[no-any-return]
 
 
 def _give_to_threads_of_autograd(name: str, value: object) -> None:

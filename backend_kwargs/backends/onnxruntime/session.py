@@ -281,15 +281,17 @@ def _options(settings: Any) -> "onnxruntime.SessionOptions":
     import onnxruntime as ort
 
     options = ort.SessionOptions()
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[settings.graph_optimization_level])
-    options.intra_op_num_threads = settings.intra_op_num_threads or torch.get_num_threads()
-    options.inter_op_num_threads = settings.inter_op_num_threads
-    options.execution_mode = getattr(ort.ExecutionMode, f"ORT_{settings.execution_mode.upper()}")
-    options.enable_mem_pattern, options.enable_cpu_mem_arena = (
-        settings.enable_mem_pattern,
-        settings.enable_cpu_mem_arena,
-    )
-    options.log_severity_level = FATAL_ONLY
+    attributes = {
+        "graph_optimization_level": getattr(ort.GraphOptimizationLevel, LEVELS[settings.graph_optimization_level]),
+        "intra_op_num_threads": settings.intra_op_num_threads or torch.get_num_threads(),
+        "inter_op_num_threads": settings.inter_op_num_threads,
+        "execution_mode": getattr(ort.ExecutionMode, f"ORT_{settings.execution_mode.upper()}"),
+        "enable_mem_pattern": settings.enable_mem_pattern,
+        "enable_cpu_mem_arena": settings.enable_cpu_mem_arena,
+        "log_severity_level": FATAL_ONLY,
+    }
+    for name, value in attributes.items():
+        setattr(options, name, value)
     spins = "1" if settings.allow_spinning else "0"
     entries = {"session.intra_op.allow_spinning": spins, "session.inter_op.allow_spinning": spins}
     for name, value in {**entries, **(settings.session_config or {})}.items():
@@ -319,14 +321,10 @@ class _Session:
         alive = [*map(dense, args)]
         for value, name in zip(alive, self.inputs, strict=True):
             binding.bind_input(name, _CPU(), self.kinds[value.dtype], value.shape, value.data_ptr())
-        outputs: list[torch.Tensor | None] = []
-        for name, sizes, dtype in self.outputs:
-            outputs.append(None if sizes is None else torch.empty(sizes, dtype=dtype))
-            output = outputs[-1]
-            if output is None:
-                binding.bind_output(name, _CPU())
-            else:
-                binding.bind_output(name, _CPU(), self.kinds[dtype], output.shape, output.data_ptr())
+        outputs = [None if sizes is None else torch.empty(sizes, dtype=dtype) for _, sizes, dtype in self.outputs]
+        for output, (name, _, dtype) in zip(outputs, self.outputs, strict=True):
+            memory = () if output is None else (self.kinds[dtype], output.shape, output.data_ptr())
+            binding.bind_output(name, _CPU(), *memory)
         self.session._sess.run_with_iobinding(binding, None)
         if all(each is not None for each in outputs):
             return outputs  # type: ignore[return-value]

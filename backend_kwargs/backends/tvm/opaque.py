@@ -177,16 +177,12 @@ RULES: Mapping[str, Mapping[str, Callable[[Call], Expr]]] = {
 }
 
 
-def _register() -> None:
-    """Register the intrinsics, and how they become operators, with TVM."""
-    for name, rules in RULES.items():
-        register_op_attr(name, "TCallEffectKind", CallEffectKind.Pure.value)
-        register_op_attr(name, "TVectorizable", True)
-        register_op_attr(name, "TScriptPrinterName", name)
-        for target, rule in rules.items():
-            # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
-            lowers = register_global_func(f"{name}.{target}", rule, override=True)
-            tirx.register_intrin_lowering(name, target, f=lowers)
-
-
-_register()
+# Each intrinsic, and how it becomes an operator, is known to TVM from here on.
+for _name, _rules in RULES.items():
+    register_op_attr(_name, "TCallEffectKind", CallEffectKind.Pure.value)
+    register_op_attr(_name, "TVectorizable", True)
+    register_op_attr(_name, "TScriptPrinterName", _name)
+    for _target, _rule in _rules.items():
+        # Global, since TVM keeps what has a name; other objects are freed after Python has ended, which crashes.
+        _lowers = register_global_func(f"{_name}.{_target}", _rule, override=True)
+        tirx.register_intrin_lowering(_name, _target, f=_lowers)

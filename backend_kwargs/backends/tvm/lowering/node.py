@@ -121,8 +121,7 @@ class Node:
     @property
     def fakes(self) -> tuple[Any, ...]:
         """The positional arguments with fake tensors in place of nodes."""
-        args: tuple[Any, ...] = fx.node.map_arg(self.fx.args, lambda node: node.meta["val"])
-        return args
+        return fx.node.map_arg(self.fx.args, lambda node: node.meta["val"])
 
     @property
     def dtype(self) -> str:
