@@ -55,14 +55,6 @@ LEAST_GAIN = 0.03  # a candidate that cannot gain this much is skipped
 LEAST_COMPILE_S = 0.5  # assumed for default, whose own compile is faster when it hits Inductor's cache
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why a candidate is left out: the words in its row, and whether more time would change it."""
-
-    text: str
-    is_time: bool = False
-
-
 @dataclass(slots=True)
 class Runner:
     """A candidate and its row; what was made of it; and once it is checked its call, and its code to compare."""
@@ -297,15 +289,10 @@ class RaceState:
 
     def following(self, left: list[RaceCandidate], champion: Runner) -> RaceCandidate | None:
         """Take the next candidate out of those that are left; None, and rows with the reasons, if none is worth it."""
-        reasons = [(each, self.why_not(each, champion)) for each in left]
-        if fitting := [each for each, why in reasons if why is None]:
-            left.remove(fitting[0])
-            return fitting[0]
-        for each, why in reasons:
-            if why is not None and why.text:
-                row = RaceRow(each.name, dict(each.options), "skipped", why.text, compiler=each.compiler)
-                row.predicted_s, row.untried = self.predicted_s(each), why.is_time
-                self.rows.append(row)
+        skipped = [self.skipped(each, champion) for each in left]
+        if None in skipped:
+            return left.pop(skipped.index(None))
+        self.rows += [row for row in skipped if row and row.reason]
         return None
 
     def options(self, candidate: RaceCandidate, champion: Runner) -> Options:
@@ -313,25 +300,27 @@ class RaceState:
         row = self.best_row if champion.row.compiler else champion.row
         return merged(row.options if candidate.over and row else {}, candidate)
 
-    def why_not(self, candidate: RaceCandidate, champion: Runner) -> Reason | None:
-        """Return why the candidate is skipped against this champion, or None; an empty text if it was raced already."""
-        options = self.options(candidate, champion)
+    def skipped(self, candidate: RaceCandidate, champion: Runner) -> RaceRow | None:
+        """Return the row that says why the candidate is skipped, or None; without a reason if it was raced already."""
+        options, predicted = self.options(candidate, champion), self.predicted_s(candidate)
+        of = {**candidate.options}
+        because = partial(RaceRow, candidate.name, of, "skipped", compiler=candidate.compiler, predicted_s=predicted)
         if why := self._unfit(candidate, options):
-            return Reason(why)
+            return because(why)
         compiled = [row for row in self.rows if row.status != "skipped" and row.name != EAGER]
         if equal := [row.name for row in compiled if row.options == options and row.compiler == candidate.compiler]:
-            return Reason("" if equal[0] == candidate.name else f"it would be {equal[0]} again")
+            return because("" if equal[0] == candidate.name else f"it would be {equal[0]} again")
         if why := self._gains_little(candidate, champion):  # which more time would not change
-            return Reason(why)
+            return because(why)
         if self.budget.over:
-            return Reason(f"the budget of {self.budget.seconds:g} s is spent", is_time=True)
-        if (predicted := self.predicted_s(candidate)) > self.budget.left_s:
+            return because(f"the budget of {self.budget.seconds:g} s is spent", untried=True)
+        if predicted > self.budget.left_s:
             # Rounded apart, so that the first figure is the larger one.
             needed, left = math.ceil(predicted * 10) / 10, math.floor(self.budget.left_s * 10) / 10
             why = f"it is predicted to exceed the budget: about {needed:g} s of compiling, {left:g} s are left"
-            return Reason(why, is_time=True)
+            return because(why, untried=True)
         if "precision" in options and isinstance(self.checks.precise, str):
-            return Reason(f"its error cannot be measured in float64: {self.checks.precise}")
+            return because(f"its error cannot be measured in float64: {self.checks.precise}")
         return None
 
     def _gains_little(self, candidate: RaceCandidate, champion: Runner) -> str:

@@ -49,11 +49,6 @@ def runner(name="best", call=None, **row):
     return Runner(candidate, RaceRow(name, **{"seconds": 1.0, "against": "default"} | row), call, ())
 
 
-def words(why):
-    """Return the words of a reason, "" for none."""
-    return why.text if why else ""
-
-
 STEP = RaceCandidate("step", {"a": 1})
 LITTLE = replace(STEP, saves_op_s=0.007)  # for each of four operators, of a second
 TRIED = RaceRow("earlier", {"a": 1})
@@ -125,7 +120,8 @@ SPENT = "the budget of 100 s is spent"
 )
 def test_what_is_worth_its_time(raced, given, candidate, why):
     """The reason in a skipped row, or none."""
-    assert words(raced(**given).why_not(candidate, runner())) == why
+    row = raced(**given).skipped(candidate, runner())
+    assert (row.reason if row else "") == why
 
 
 def test_compiling_takes_half_a_second_at_least(raced):
