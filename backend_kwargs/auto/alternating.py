@@ -23,8 +23,7 @@ from backend_kwargs.auto.ranks import may_differ
 from backend_kwargs.backends.inductor.lowered import ForwardPasses
 from backend_kwargs.facts import Call, CompileFacts, RaceRow
 from backend_kwargs.torch_internals.functorch import ends_recomputation, keeps_saved
-from backend_kwargs.trial import ratio_interval, synchronize
-from backend_kwargs.trial.memory import has_room
+from backend_kwargs.trial import has_room, ratio_interval, synchronize
 
 WITHOUT, AS_RACED, WITH = "without CUDA graphs", "as each graph was raced", "with CUDA graphs"
 WARM_UPS = 4  # calls of each way, in which CUDA graphs run once and are recorded, one graph of a call after another

@@ -14,8 +14,7 @@ from backend_kwargs.backends.others import is_former, is_other
 from backend_kwargs.errors import BackendKwargsError, error_text, shown, warn_once
 from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, has_form, parsed
 from backend_kwargs.files import read_toml, write_whole
-from backend_kwargs.options import precisions
-from backend_kwargs.options.option import with_users
+from backend_kwargs.options import precisions, with_users
 from backend_kwargs.options.templates import ENTRY_POINT_GROUP, template_names
 from backend_kwargs.rewrites.table import list_rewrites
 

@@ -23,7 +23,6 @@ from backend_kwargs.graphs.writes import copy_of_graph, is_unknown, storages_of,
 from backend_kwargs.rewrites.table import find_rewrite
 from backend_kwargs.rewrites.traced import Place, traced_value
 from backend_kwargs.torch_internals.tensors import OperatorMode, OpOverload, enter_autocast, schema_of
-from backend_kwargs.trial.served import copied
 
 Read: TypeAlias = tuple[Node, Node]  # a node outside of a place, and the first node of it that reads it
 
@@ -152,7 +151,7 @@ def _kept(value: Any, *, stays: bool) -> Any:
     """Return a value as an input of another graph: a leaf, copied unless it `stays` as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    leaf = value.detach() if stays else copied(value.detach())
+    leaf = value.detach() if stays else trial.copied(value.detach())
     return leaf.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else leaf
 
 

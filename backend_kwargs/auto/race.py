@@ -24,8 +24,7 @@ from backend_kwargs.auto.steps import better, check_results, compile_candidate, 
 from backend_kwargs.auto.verdicts import UNKNOWN, Verdict, confirmed_by
 from backend_kwargs.backends import CapturedGraph
 from backend_kwargs.errors import error_text
-from backend_kwargs.facts import Compiled
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, PlaceRow, RaceRow
+from backend_kwargs.facts import DEFAULT, EAGER, Compiled, Decision, PlaceRow, RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.graphs.writes import copy_of_graph, recomputes
 from backend_kwargs.rewrites.traced import Place

@@ -15,9 +15,7 @@ from backend_kwargs.facts.decision import RaceRow
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.option import Options
 from backend_kwargs.precision.lowered import against, in_float64
-from backend_kwargs.trial import Accuracy
-from backend_kwargs.trial.roundings import Draws
-from backend_kwargs.trial.trees import Results
+from backend_kwargs.trial import Accuracy, Results
 
 LARGEST_REFERENCE = 2 << 30  # bytes of inputs on a CPU; the reference takes up to four times as much memory
 REFERENCES = 6  # references that must fit into a GPU's free memory, to leave room for intermediate results
@@ -59,7 +57,7 @@ class ResultChecks:
                 return replace(self.task, inputs=inputs).observe(gm.forward)
 
             assert self.expected is not None
-            draws = Draws(lambda: self.task.observe(self.task.copy()), self.expected, random=self.random)
+            draws = trial.Draws(lambda: self.task.observe(self.task.copy()), self.expected, random=self.random)
             given = self.task.copy(), self.task.inputs.fresh()
             self.reference = trial.reference(*given, run=draws.given_to(run))
             with_draws = " with the random numbers that eager draws" if self.random else ""

@@ -38,8 +38,7 @@ from backend_kwargs.auto.result_checks import ResultChecks
 from backend_kwargs.auto.sandbox import Sandbox
 from backend_kwargs.auto.verdicts import Verdict
 from backend_kwargs.errors import error_text
-from backend_kwargs.facts import Call
-from backend_kwargs.facts.decision import DEFAULT, EAGER, PlaceRow, RaceRow
+from backend_kwargs.facts import DEFAULT, EAGER, Call, PlaceRow, RaceRow
 from backend_kwargs.graphs.freezing import freezable_parameters
 from backend_kwargs.graphs.replay import Task
 from backend_kwargs.options.machine import machine, unmet

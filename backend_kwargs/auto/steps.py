@@ -21,7 +21,6 @@ from backend_kwargs.rewrites.table import chosen_places, find_rewrite
 from backend_kwargs.torch_internals.caches import artifacts_noted
 from backend_kwargs.torch_internals.dynamo import RESTARTS, get_metrics_context
 from backend_kwargs.torch_internals.tensors import modes_restored
-from backend_kwargs.trial import Interval
 
 SLOW_S = 0.1  # a first call in eager that takes longer is timed again; if that does too, only CUDA graphs are warmed up
 UNSURE = 0.1  # the same on a noisy machine, where intervals are this wide
@@ -156,13 +155,13 @@ def interleaved(
     return samples
 
 
-def speedup(samples: Mapping[str, list[float]]) -> Interval:
+def speedup(samples: Mapping[str, list[float]]) -> trial.Interval:
     """Return the challenger's speedup over the champion; with few rounds the interval is that of a noisy machine."""
     ratio, rounds = trial.ratio_interval(samples["champion"], samples["challenger"]), len(samples["champion"])
     if rounds >= FEW:
         return ratio
     unsure = UNSURE * FEW / rounds
-    return Interval(ratio.median, ratio.low * (1 - unsure), ratio.high * (1 + unsure))
+    return trial.Interval(ratio.median, ratio.low * (1 - unsure), ratio.high * (1 + unsure))
 
 
 def note_figures(challenger: Runner, champion: Runner, samples: Mapping[str, list[float]]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, RaceRow, Unraced
+from backend_kwargs.facts.decision import DEFAULT, EAGER, Decision, PlaceRow, RaceRow, Unraced
 from backend_kwargs.options.option import Options
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "PartsSummary",
     "PinnedKernel",
     "Pins",
+    "PlaceRow",
     "PrecisionUse",
     "RaceRow",
     "Replacements",

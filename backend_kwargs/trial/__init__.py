@@ -31,8 +31,8 @@ from backend_kwargs.trial.accuracy import (
 )
 from backend_kwargs.trial.failures import status_of
 from backend_kwargs.trial.generators import all_kept
-from backend_kwargs.trial.memory import environment, fill_free_memory, others_on, peak_memory, room_for_copies
-from backend_kwargs.trial.roundings import DrawsError, Expected, Roundings, errors, may_draw
+from backend_kwargs.trial.memory import environment, fill_free_memory, has_room, others_on, peak_memory, room_for_copies
+from backend_kwargs.trial.roundings import Draws, DrawsError, Expected, Roundings, errors, may_draw
 from backend_kwargs.trial.served import (
     ChangedSlice,
     Changes,
@@ -90,6 +90,7 @@ __all__ = [
     "ChangedSlice",
     "Changes",
     "CopyError",
+    "Draws",
     "DrawsError",
     "Errors",
     "Expected",
@@ -119,6 +120,7 @@ __all__ = [
     "errors",
     "fill_free_memory",
     "fresh_inputs",
+    "has_room",
     "holm",
     "interleave",
     "is_number",
