@@ -150,8 +150,8 @@ class CompiledModule:
                 raise removed("build's `cache_dir`", "leave it out; only ahead-of-time packages were written there")
             from backend_kwargs.bundles.running import build
 
-            self._built, self._running = build(self.config, module, data, device)
-            self._ready(state)
+            self._built, running = build(self.config, module, data, device)
+            self._ready(state, running)
         return self
 
     def activate(self) -> None:
@@ -162,8 +162,7 @@ class CompiledModule:
                 from backend_kwargs.bundles.running import running
 
                 built = self._known()
-                self._running = running(built, built.module, keep=True)
-                self._ready(state)
+                self._ready(state, running(built, built.module, keep=True))
 
     def deactivate(self) -> None:
         """Free this module's compiled code and its memory; activate() brings it back."""
@@ -285,13 +284,11 @@ class CompiledModule:
         assert self._built
         return self._built
 
-    def _ready(self, state: State) -> None:
+    def _ready(self, state: State, running: "Running") -> None:
         """Call the compiled code from now on, without gradients."""
         from backend_kwargs.bundles.running import without_gradients
 
-        assert self._running
-        self._call = without_gradients(self._running.call)
-        self._state = state
+        self._running, self._call, self._state = running, without_gradients(running.call), state
 
     def _not_ready(self, *args: object, **kwargs: object) -> NoReturn:
         self._after("infer")

@@ -4,7 +4,7 @@ import copy
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -21,7 +21,7 @@ from backend_kwargs.facts import Call
 from backend_kwargs.files import temporary
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.tensors import counted_writes, set_grad_enabled
-from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, walk
+from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, tensors_of
 
 Dtypes = Sequence[torch.dtype | None]
 # Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
@@ -226,15 +226,16 @@ def _compiled(built: Built, samples: Sequence[Sample], wanted: Expected | None, 
     twin = _copied(module, with_parameters=parameters)
     given = [*map(PLAIN_COPIES, samples)]
     began = time.perf_counter()
-
-    def called() -> None:
-        if built.cold_s is None:
-            built.cold_s = time.perf_counter() - began
-
     compiled = running(built, twin, keep=True)
+    infer = without_gradients(compiled.call)
+
+    def timed(*args: object, **kwargs: object) -> object:
+        result = infer(*args, **kwargs)
+        built.cold_s = built.cold_s or time.perf_counter() - began
+        return result
+
     try:
-        call = without_gradients(compiled.call)
-        seen = _seen(call, twin, given, parameters=parameters, compiled=True, called=called)
+        seen = _seen(timed, twin, given, parameters=parameters, compiled=True)
         if wanted is not None:
             _judge(built.config, module, seen, wanted)
     except BaseException:
@@ -258,7 +259,6 @@ def _seen(
     *,
     parameters: bool,
     compiled: bool = False,
-    called: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Call `call`, which runs `module`, with each sample; return the results, and the tensors that calls may change."""
     outputs: list[object] = []
@@ -275,8 +275,7 @@ def _seen(
             what = f"cannot be compiled for {at}" if compiled else f"fails on {at} in eager"
             why = status_of(error)[1] if compiled else error_text(error)
             raise FailedModuleError(f"The module {what}: {why.removesuffix('.')}.") from error
-        called()
-        inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
+        inputs.append(tensors_of((args, kwargs)))
     state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
     return {"output": outputs, "input": inputs, "state": state}
 

@@ -92,12 +92,11 @@ def zeros_of(metadata: Metadata, device: torch.device) -> Any:
             return value
         if kind != "tensor":
             raise BackendKwargsError(f"A sample contains a {value}, which cannot be created from the bundle.")
-        shape, stride, dtype, where, layout, *_ = value
-        like = {"dtype": torch_value(dtype), "device": device if where == device.type else where}
-        if stride is None:
-            return torch.zeros(shape, layout=torch_value(layout), **like)
+        like, (shape, stride, *_) = _like(value, device), value
+        if stride is None:  # a sparse tensor, in bundles of earlier releases
+            return torch.zeros(shape, dtype=like.dtype, device=like.device, layout=like.layout)
         _, elements = span_of(torch.empty_strided(shape, stride, device="meta"))
-        return torch.zeros(elements, **like).as_strided(shape, stride)
+        return torch.zeros(elements, dtype=like.dtype, device=like.device).as_strided(shape, stride)
 
     return tree_of(metadata, leaf)
 
@@ -182,7 +181,9 @@ class InputCheck:
     """
 
     def __init__(self, metadata: Sequence[Metadata], device: torch.device, *, dynamic: bool) -> None:
-        samples = [_required(sample, device) for sample in metadata]
+        # Each argument's requirement, None for any value.
+        required = lambda kind, value: _like(value, device) if kind == "tensor" else None  # noqa: E731
+        samples: list[Any] = [tree_of(sample, required) for sample in metadata]
         self._structures = dict.fromkeys(_spelled(pytree.tree_structure(sample)) for sample in samples)
         self._known: dict[pytree.TreeSpec, list[list[Requirement]]] = {}
         for sample in samples:
@@ -240,18 +241,11 @@ class _Blank:
         return "_"
 
 
-def _required(metadata: Metadata, device: torch.device) -> Any:
-    """Return the structure that `metadata` describes, with each argument's requirement, None for any value."""
-
-    def leaf(kind: str, value: Any) -> Requirement:
-        if kind != "tensor":
-            return None
-        shape, stride, dtype, where, layout, *_ = value
-        on = device if where == device.type else torch.device(where)
-        strides = None if stride is None else tuple(stride)
-        return Like(torch_value(dtype), on, torch_value(layout), tuple(shape), strides)
-
-    return tree_of(metadata, leaf)
+def _like(value: list[Any], device: torch.device) -> Like:
+    """Return the properties of a tensor that is described in metadata, on `device` if that is of its type."""
+    shape, stride, dtype, where, layout, *_ = value
+    on = device if where == device.type else torch.device(where)
+    return Like(torch_value(dtype), on, torch_value(layout), tuple(shape), None if stride is None else tuple(stride))
 
 
 def _of_any_sizes(alike: Sequence[Sequence[Requirement]]) -> list[list[Requirement]]:

@@ -421,7 +421,7 @@ def test_threads_may_save_and_infer_at_once(tmp_path):
 
 def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
     """A full folder for temporary files is named."""
-    from backend_kwargs.bundles.disk.contents import _Parts
+    from backend_kwargs.bundles.disk.contents import _Bundle
     from backend_kwargs.bundles.disk.place import Part
     from backend_kwargs.files import opened_folder
 
@@ -430,7 +430,7 @@ def test_a_package_that_cannot_be_copied_is_an_error_of_one_line(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / part.sha256).write_bytes(content)
     with full_disk(), pytest.raises(BackendKwargsError) as raised, opened_folder(tmp_path) as folder:
-        _Parts(folder).copy(part, tmp_path / "model.pt2")
+        _Bundle(tmp_path, folder, None, b"").copy(part, tmp_path / "model.pt2")
     assert str(raised.value) == (
         f"Cannot write {str(tmp_path / 'model.pt2')!r}: File too large; it takes 5000 bytes, and TMPDIR names its "
         "folder."

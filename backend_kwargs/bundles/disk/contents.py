@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -40,6 +41,7 @@ from backend_kwargs.bundles.disk.place import (
     install,
     loaded_extensions,
     make_folder,
+    manifest_file,
     new_folder,
     private_folder,
     resolved,
@@ -116,34 +118,26 @@ def checked_weights(module: torch.nn.Module, weights: Mapping[str, Any]) -> Call
         if names:
             some = ", ".join(sorted(map(repr, names))[:SHOWN])
             raise BackendKwargsError(f"The saved weights {what} {some}: load them into a module of the same kind.")
-    tensors = {name: own for name, own in state.items() if isinstance(own, torch.Tensor)}
     for name, own in state.items():
-        if isinstance(own, torch.Tensor) != isinstance(weights[name], torch.Tensor):
-            raise BackendKwargsError(f"Saved weight {name!r} is {shown(weights[name])}, the module's is {shown(own)}.")
-    for name, own in tensors.items():
+        saved = weights[name]
+        if not isinstance(own, torch.Tensor) or not isinstance(saved, torch.Tensor):
+            raise BackendKwargsError(f"Saved weight {name!r} is {shown(saved)}, the module's is {shown(own)}.")
         if why := why_not_plain(own):
             raise BackendKwargsError(f"The module's {name!r} cannot be loaded: it {why}.")
-        saved = weights[name]
-        if why := why_not_plain(saved):
-            raise BackendKwargsError(f"Saved weight {name!r} cannot be loaded: it {why}.")
         if (saved.shape, saved.dtype) != (own.shape, own.dtype):
             raise BackendKwargsError(
                 f"Saved weight {name!r} is {saved.dtype} {list(saved.shape)}, the module's is {own.dtype} "
                 f"{list(own.shape)}."
             )
     with torch.no_grad():
-        _check_shared(tensors, weights)
+        _check_shared(state, weights)
     own = [*module.parameters(), *module.buffers()]
-    own_places = {place_of(tensor) for tensor in own}
-    if len(tensors) == len(state) and own_places.issuperset(map(place_of, tensors.values())) and _is_plain(module):
-        memories = {tensor.untyped_storage().data_ptr() for tensor in own}
-        values = [weights[name] for name in tensors]
-        return partial(
-            _copy,
-            [*tensors.values()],
-            [tensor.clone() if tensor.untyped_storage().data_ptr() in memories else tensor for tensor in values],
-        )
-    return partial(_load_as_it_says, module, weights)
+    if not {*map(place_of, own)}.issuperset(map(place_of, state.values())) or not _is_plain(module):
+        return partial(_load_as_it_says, module, weights)
+    memories = {tensor.untyped_storage().data_ptr() for tensor in own}
+    values = [weights[name] for name in state]
+    apart = [each.clone() if each.untyped_storage().data_ptr() in memories else each for each in values]
+    return partial(_copy, [*state.values()], apart)
 
 
 def place_of(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -216,15 +210,12 @@ def _load_as_it_says(module: torch.nn.Module, weights: Mapping[str, object]) -> 
     """Load by the module's own code, which may fail at any place: its values and attributes are then put back."""
     tensors = [*module.parameters(), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
-    attributes = [(submodule, dict(vars(submodule))) for submodule in module.modules()]
-    tables = [submodule[name] for _, submodule in attributes for name in ("_parameters", "_buffers", "_modules")]
+    attributes = [vars(submodule) for submodule in module.modules()]
+    tables = [*attributes, *(own[name] for own in attributes for name in ("_parameters", "_buffers", "_modules"))]
     contents = [dict(table) for table in tables]
     try:
         module.load_state_dict(dict(weights), strict=True)
     except BaseException as error:
-        for submodule, known in attributes:
-            vars(submodule).clear()
-            vars(submodule).update(known)
         for table, known in zip(tables, contents, strict=True):
             table.clear()
             table.update(known)
@@ -251,83 +242,115 @@ class MissingPartError(BackendKwargsError):
     """A file that the bundle's manifest names is missing."""
 
 
-def _complete(path: Path, read: Callable[[int], T]) -> T:
-    """Return what `read` finds in a bundle's folder; open it again while files are missing.
+@dataclass(frozen=True)
+class _Bundle:
+    """A bundle that is open: its folder, its manifest, and that file's content.
+
+    Each part is verified while it is read, and used from what was read.
+    """
+
+    path: Path
+    folder: int
+    manifest: Manifest
+    content: bytes
+
+    def signature(self) -> bytes:
+        """Return the signature of the manifest's content; raise OSError if there is none."""
+        with (
+            opened_folder(SIGNATURES, NO_LINK, within=self.folder) as signatures,
+            opened_file(digest(self.content), NO_LINK, within=signatures) as opened,
+        ):
+            return content_of(opened, LONGEST_SIGNATURE)
+
+    def is_trusted(self, trusted_keys: Sequence[object], *, trust: bool = False) -> bool:
+        """Return whether the bundle's code may be run; raise if keys are given and none of them signed it."""
+        if not trusted_keys:
+            return consent(trust)
+        bundle = f"Bundle {str(self.path)!r}"
+        try:
+            signature = self.signature()
+        except FileNotFoundError:
+            raise MissingPartError(
+                f"{bundle} is not signed; pass trust=True, and no keys, if you trust its author."
+            ) from None
+        except OSError as error:
+            raise BackendKwargsError(f"{bundle} has no valid signature: {error.strerror or error}.") from None
+        if signer_of(self.content, signature, trusted_keys) is None:
+            raise BackendKwargsError(f"{bundle} is signed by none of the trusted keys, or was changed since.")
+        return True
+
+    def part(self, part: Part) -> bytes:
+        """Return a part's content."""
+        return b"".join(self._blocks(part))
+
+    def copy(self, part: Part, to: Path) -> None:
+        """Copy a part to a file, which nobody else can change, and verify the bytes written."""
+        try:
+            with to.open("xb") as copied:
+                os.fchmod(copied.fileno(), 0o600)  # whatever the umask is
+                copied.writelines(self._blocks(part))
+        except OSError as error:
+            raise BackendKwargsError(
+                f"Cannot write {str(to)!r}: {error.strerror}; it takes {part.size} bytes, and TMPDIR names its folder."
+            ) from None
+
+    def _blocks(self, part: Part) -> Iterator[bytes]:
+        """Yield a part's content; raise at the end if it does not match the manifest."""
+        hashed = hashlib.sha256()
+        try:
+            with (
+                opened_folder(PARTS, NO_LINK, within=self.folder) as parts,
+                opened_file(part.sha256, NO_LINK, within=parts) as opened,
+            ):
+                matches = os.fstat(opened.fileno()).st_size == part.size
+                while matches and (block := opened.read(BLOCK)):
+                    hashed.update(block)
+                    yield block
+        except OSError as error:
+            raise MissingPartError(
+                f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror or error}."
+            ) from None
+        if not matches or hashed.hexdigest() != part.sha256:
+            raise BackendKwargsError(
+                f"Part {part.sha256[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
+            )
+
+
+def _opened(path: Path, read: Callable[[_Bundle], T]) -> T:
+    """Return what `read` finds in a bundle; open it again while files are missing.
 
     Another process may delete it, since it has saved a new one meanwhile.
     """
 
-    def opened() -> T:
+    def once() -> T:
         with ExitStack() as stack:
             try:
                 folder = stack.enter_context(opened_folder(resolved(path)))
+                content = manifest_file(folder)
             except (OSError, ValueError) as error:
-                raise no_bundle(path, error) from None
-            return read(folder)
+                why = getattr(error, "strerror", None) or error
+                kind = MissingPartError if isinstance(error, FileNotFoundError) else BackendKwargsError
+                raise kind(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).") from None
+            return read(_Bundle(path, folder, decoded(content, path), content))
 
-    return retried(opened, lambda error: isinstance(error, MissingPartError), PAUSES_S)
-
-
-def no_bundle(path: Path, error: OSError | ValueError) -> BackendKwargsError:
-    """Return the error that there is no bundle."""
-    why = getattr(error, "strerror", None) or error
-    return BackendKwargsError(f"No bundle at {str(path)!r}: cannot read {MANIFEST} ({why}).")
-
-
-def _manifest(path: Path, folder: int) -> tuple[Manifest, bytes]:
-    """Return the manifest in a bundle's folder, and its file's content."""
-    try:
-        with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
-            content = content_of(opened, LARGEST)
-    except FileNotFoundError as error:
-        raise MissingPartError(str(no_bundle(path, error))) from None
-    except OSError as error:
-        raise no_bundle(path, error) from None
-    return decoded(content, path), content
+    return retried(once, lambda error: isinstance(error, MissingPartError), PAUSES_S)
 
 
 def inspected(path: Path, trusted_keys: Sequence[object]) -> tuple[Manifest, str]:
     """Return a bundle's manifest, and what is known of its signature; raise if keys are given and none signed it."""
 
-    def read(folder: int) -> tuple[Manifest, str]:
-        manifest, content = _manifest(path, folder)
-        if _is_trusted(path, content, folder, trust=False, trusted_keys=trusted_keys):
-            return manifest, "signed by a key that was passed"
+    def read(bundle: _Bundle) -> tuple[Manifest, str]:
+        if bundle.is_trusted(trusted_keys):
+            return bundle.manifest, "signed by a key that was passed"
         try:
-            _signature(content, folder)
+            bundle.signature()
         except FileNotFoundError:
-            return manifest, "not signed"
+            return bundle.manifest, "not signed"
         except OSError as error:
-            return manifest, f"with a signature that is not valid ({error.strerror or error})"
-        return manifest, "with a signature that is not verified (pass --key)"
+            return bundle.manifest, f"with a signature that is not valid ({error.strerror or error})"
+        return bundle.manifest, "with a signature that is not verified (pass --key)"
 
-    return _complete(path, read)
-
-
-def _signature(content: bytes, folder: int) -> bytes:
-    """Return the signature of a manifest's content."""
-    with (
-        opened_folder(SIGNATURES, NO_LINK, within=folder) as signatures,
-        opened_file(digest(content), NO_LINK, within=signatures) as opened,
-    ):
-        return content_of(opened, LONGEST_SIGNATURE)
-
-
-def _is_trusted(path: Path, content: bytes, folder: int, *, trust: bool, trusted_keys: Sequence[object]) -> bool:
-    """Return whether a bundle's code may be run; raise if keys are given and none of them signed it."""
-    if not trusted_keys:
-        return consent(trust)
-    try:
-        signature = _signature(content, folder)
-    except FileNotFoundError:
-        raise MissingPartError(
-            f"Bundle {str(path)!r} is not signed; pass trust=True, and no keys, if you trust its author."
-        ) from None
-    except OSError as error:
-        raise BackendKwargsError(f"Bundle {str(path)!r} has no valid signature: {error.strerror or error}.") from None
-    if signer_of(content, signature, trusted_keys) is None:
-        raise BackendKwargsError(f"Bundle {str(path)!r} is signed by none of the trusted keys, or was changed since.")
-    return True
+    return _opened(path, read)
 
 
 def load(
@@ -338,19 +361,14 @@ def load(
     if not isinstance(module, torch.nn.Module):
         raise wrong_value("load's `module`", "a torch.nn.Module", module)
     where = device_of(module, device)
-
-    def read(folder: int) -> tuple[Built, list[str]]:
-        manifest, content = _manifest(path, folder)
-        trusted = _is_trusted(path, content, folder, trust=trust, trusted_keys=keys)
-        return _loaded(path, folder, module, where, manifest, trusted)
-
-    return _complete(path, read)
+    return _opened(path, lambda bundle: _loaded(bundle, module, where, trusted=bundle.is_trusted(keys, trust=trust)))
 
 
 def _loaded(
-    path: Path, folder: int, module: torch.nn.Module, device: torch.device, manifest: Manifest, trusted: bool
+    bundle: _Bundle, module: torch.nn.Module, device: torch.device, *, trusted: bool
 ) -> tuple[Built, list[str]]:
     """Return the data of a bundle after its weights were copied into the module, and notes for the user."""
+    path, manifest = bundle.path, bundle.manifest
     config = CompileConfig.from_dict(manifest.config, trust=trusted)
     built = Built(
         config=config,
@@ -365,14 +383,10 @@ def _loaded(
         raise BackendKwargsError(f"Bundle {str(path)!r} has no valid samples: {why}.")
     graphs = manifest.graphs if trusted else [_as_permitted(graph, config, path) for graph in manifest.graphs]
     notes = [*map(printable, _why_anew(manifest, device, trusted=trusted))]
-    extensions = {}
-    with private_folder() as private:
-        read = _Parts(folder)
-        code = None if notes else read
-        built.graphs = {graph.key: _graph(graph, code) for graph in graphs if code or graph.winner}
-        if code:
-            extensions = {place: read.content(part) for place, part in manifest.extensions.items()}
-        copy_weights = checked_weights(module, _read_weights(manifest, module, read, private / "weights"))
+    code = None if notes else bundle
+    built.graphs = {graph.key: _graph(graph, code) for graph in graphs if code or graph.winner}
+    extensions = {place: bundle.part(part) for place, part in manifest.extensions.items()} if code else {}
+    copy_weights = checked_weights(module, _read_weights(bundle, module))
     for note in notes:
         warn_once(f"Bundle {str(path)!r}: {note}.")
     install(extensions)
@@ -400,89 +414,40 @@ def _why_anew(manifest: Manifest, device: torch.device, *, trusted: bool) -> lis
     return [f"the module is compiled again, as its code is for another machine: {'; '.join(differ)}"] if differ else []
 
 
-def _graph(graph: GraphPart, read: "_Parts | None") -> Graph:
+def _graph(graph: GraphPart, bundle: _Bundle | None) -> Graph:
     """Return a graph with its code, or with auto's decision alone if there is nothing to read."""
     # Places of an earlier version of a rewrite are in no graph now.
     is_known = graph.winner is not None and not are_outdated(graph.options.get("rewrites"))
     decision = {"winner": graph.winner, "options": graph.options} if is_known else None
-    if read is None:
+    if bundle is None:
         return Graph(decision=decision, why=graph.why)
-    code = read.content(graph.code) if graph.code else b""
-    libraries = {part.sha256: read.content(part) for part in graph.libraries}
+    code = bundle.part(graph.code) if graph.code else b""
+    libraries = {part.sha256: bundle.part(part) for part in graph.libraries}
     return Graph(code, libraries, decision, graph.why)
 
 
-def _read_weights(manifest: Manifest, module: torch.nn.Module, read: "_Parts", file: Path) -> dict[str, torch.Tensor]:
+def _read_weights(bundle: _Bundle, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of a bundle, read from a copy that is verified."""
     from safetensors.torch import load_file
 
-    own = sum(
-        tensor.nbytes for tensor in module.state_dict().values() if isinstance(tensor, torch.Tensor) and tensor.numel()
-    )
-    if manifest.weights.size > own + LARGEST_HEADER:
+    saved, state = bundle.manifest.weights, module.state_dict().values()
+    own = sum(tensor.nbytes for tensor in state if isinstance(tensor, torch.Tensor) and tensor.numel())
+    if saved.size > own + LARGEST_HEADER:
         raise BackendKwargsError(
-            f"The saved weights take {manifest.weights.size} bytes, the module's {own}: load them into a module of the "
-            "same kind."
+            f"The saved weights take {saved.size} bytes, the module's {own}: load them into a module of the same kind."
         )
-    read.copy(manifest.weights, file)
-    with file.open("rb") as opened:
-        if int.from_bytes(opened.read(8), "little") > LARGEST_HEADER:
-            raise BackendKwargsError(
-                f"The bundle's weights cannot be read: their header is longer than {LARGEST_HEADER} bytes."
-            )
-    try:
-        weights: dict[str, torch.Tensor] = load_file(file)
-        return weights | {name: weights[known] for name, known in manifest.shared_weights.items()}
-    except Exception as error:  # noqa: BLE001 - safetensors raises its own exception classes
-        raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
-
-
-class _Parts:
-    """The parts of a bundle: each is verified while it is read, and used from what was read."""
-
-    def __init__(self, folder: int) -> None:
-        self.folder = folder
-
-    def content(self, part: Part) -> bytes:
-        """Return a part's content."""
-        return b"".join(self._blocks(part))
-
-    def copy(self, part: Part, to: Path) -> None:
-        """Copy a part to a file, which nobody else can change, and verify the bytes written."""
+    with private_folder() as private:
+        bundle.copy(saved, file := private / "weights")
+        with file.open("rb") as opened:
+            if int.from_bytes(opened.read(8), "little") > LARGEST_HEADER:
+                raise BackendKwargsError(
+                    f"The bundle's weights cannot be read: their header is longer than {LARGEST_HEADER} bytes."
+                )
         try:
-            with to.open("xb") as copied:
-                os.fchmod(copied.fileno(), 0o600)  # whatever the umask is
-                copied.writelines(self._blocks(part))
-        except OSError as error:
-            raise BackendKwargsError(
-                f"Cannot write {str(to)!r}: {error.strerror}; it takes {part.size} bytes, and TMPDIR names its folder."
-            ) from None
-
-    def _blocks(self, part: Part) -> Iterator[bytes]:
-        """Yield a part's content; raise at the end if it does not match the manifest."""
-        hashed = hashlib.sha256()
-        try:
-            with (
-                opened_folder(PARTS, NO_LINK, within=self.folder) as parts,
-                opened_file(part.sha256, NO_LINK, within=parts) as opened,
-            ):
-                if os.fstat(opened.fileno()).st_size != part.size:
-                    raise _damaged(part)
-                while block := opened.read(BLOCK):
-                    hashed.update(block)
-                    yield block
-        except OSError as error:
-            raise MissingPartError(
-                f"Part {part.sha256[:12]} of the bundle cannot be read: {error.strerror or error}."
-            ) from None
-        if hashed.hexdigest() != part.sha256:
-            raise _damaged(part)
-
-
-def _damaged(part: Part) -> BackendKwargsError:
-    return BackendKwargsError(
-        f"Part {part.sha256[:12]} of the bundle is damaged: its size or SHA-256 does not match the manifest."
-    )
+            weights: dict[str, torch.Tensor] = load_file(file)
+            return weights | {name: weights[known] for name, known in bundle.manifest.shared_weights.items()}
+        except Exception as error:  # noqa: BLE001 - safetensors raises its own exception classes
+            raise BackendKwargsError(f"The bundle's weights cannot be read: {error_text(error)}.") from None
 
 
 # What safetensors calls each dtype that its format has.

@@ -123,36 +123,32 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self.weights, *self.code]
 
 
-class _Versioned(msgspec.Struct):
-    schema: int
-
-
 def decoded(content: bytes, path: Path) -> Manifest:
     """Parse the content of a manifest file; raise if it is not valid, or from a later release."""
     try:
-        schema = msgspec.json.decode(content, type=_Versioned).schema
+        fields = msgspec.json.decode(content, type=dict[str, Any])
+        schema = fields.get("schema")
         if schema == 1:
-            return _former(msgspec.json.decode(content, type=dict[str, Any]), path)
-        if schema != SCHEMA:
+            fields = _as_now(fields, path)
+        elif type(schema) is int and schema != SCHEMA:
             raise BackendKwargsError(
                 f"Bundle {str(path)!r} has schema {schema}, this release reads {SCHEMA}; update backend-kwargs."
             )
-        return msgspec.json.decode(content, type=Manifest)
+        return msgspec.convert(fields, Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {error_text(error)}.") from None
 
 
-def _former(fields: dict[str, Any], path: Path) -> Manifest:
-    """Return a manifest of schema 1; raise if it is an ahead-of-time package's."""
-    if fields.pop("kind", "inductor") != "inductor":
+def _as_now(fields: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of a manifest of schema 1 as this release writes them; raise if it has an AOTI package."""
+    if fields.get("kind", "inductor") != "inductor":
         raise removed(f"Kind 'aoti' of bundle {str(path)!r}", f"build again, and {REMOVED['kind']}")
-    for name in ("package", "guards"):
-        fields.pop(name, None)
     graphs = fields.get("graphs")
     for graph in graphs if isinstance(graphs, list) else ():
         if isinstance(graph, dict):
             graph.pop("frame", None)
-    return msgspec.convert(fields | {"schema": SCHEMA}, Manifest)
+    former = ("kind", "package", "guards")
+    return {name: value for name, value in fields.items() if name not in former} | {"schema": SCHEMA}
 
 
 # ---- signatures
@@ -439,8 +435,7 @@ def _names(path: Path) -> list[str]:
         if not (names := _listed(".", folder)):
             return []
         try:
-            with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
-                content = content_of(opened, LARGEST)
+            content = manifest_file(folder)
             manifest = decoded(content, path)
         except (OSError, BackendKwargsError) as error:
             if isinstance(error, FileNotFoundError) and MANIFEST in names:  # another process deletes it
@@ -459,6 +454,12 @@ def _names(path: Path) -> list[str]:
             if name not in files or not stat.S_ISREG(info.st_mode) or (name == LOCK and info.st_size):
                 raise _not_ours(name)
         return files_here
+
+
+def manifest_file(folder: int) -> bytes:
+    """Return the content of the manifest's file in a bundle's folder; raise OSError if it cannot be read."""
+    with opened_file(MANIFEST, NO_LINK, within=folder) as opened:
+        return content_of(opened, LARGEST)
 
 
 def _listed(name: str, folder: int) -> list[str]:
