@@ -118,8 +118,8 @@ class Queue:
         self.left = {unit.key: unit for unit in mine if unit.key not in self.done}
         self.looked: dict[str, float] = {}
         self.attempts: Counter[str] = Counter()
-        self.away, self.looked_again = "", 0.0
-        self.away_since: float | None = None
+        self.looked_again = 0.0
+        self.away: tuple[float, str] | None = None  # since when the store does not answer, and its last error
         before: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
         self.places = {unit.key: next(before[unit.model, unit.device]) for unit in units}  # among those of its model
         self.learned = clock()
@@ -140,7 +140,7 @@ class Queue:
         now = self.clock()
         kinds = {_kind(unit): unit for unit in self.left.values()}
         free = {kind for kind, unit in kinds.items() if fits(unit)}
-        if not free or (self.away_since is not None and now < self.looked_again):
+        if not free or now < self.looked_again:
             return None
         try:
             if self.is_guess and now - self.learned >= LEARN_S:
@@ -148,10 +148,10 @@ class Queue:
                 self._order(self.board.known())
             found = self._claimed(free, now)
         except Exception as error:  # noqa: BLE001 - each kind of store raises its own error
-            self.away_since = now if self.away_since is None else self.away_since
-            self.away, self.looked_again = self.board.words(error), now + POLL_S
+            self.away = self.away[0] if self.away else now, self.board.words(error)
+            self.looked_again = now + POLL_S
             return None
-        self.away_since = None
+        self.away = None
         return found
 
     def _claimed(self, free: Collection[tuple[str, int | None]], now: float) -> Unit | None:
@@ -171,10 +171,10 @@ class Queue:
 
     def check_store(self) -> None:
         """Raise if the store has not answered for a long time."""
-        if self.away_since is not None and self.clock() - self.away_since > MOST_AWAY_S:
+        if self.away and self.clock() - self.away[0] > MOST_AWAY_S:
             raise BackendKwargsError(
-                f"Store {self.board.store.label!r} does not answer any more: {self.away}. What ended is kept: start it "
-                "again later."
+                f"Store {self.board.store.label!r} does not answer any more: {self.away[1]}. What ended is kept: start "
+                "it again later."
             )
 
     def again(self, unit: Unit) -> bool:

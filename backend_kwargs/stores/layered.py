@@ -279,7 +279,6 @@ def _listed(store: Documents, folder: str, length: int, listing: _Listing) -> Li
 
 Body = TypeVar("Body")
 _Copy: TypeAlias = tuple[Document[Body], bytes]
-_Whose: TypeAlias = "dict[Reached, Future[bool]]"
 # What each store has, and whether signatures are checked, and needed of none there.
 LookedUp: TypeAlias = dict[Reached, tuple[dict[str, bytes], bool]]
 
@@ -308,17 +307,20 @@ class Layered(Generic[Body]):
 
     def looked_up(self, folder: str, start: str) -> LookedUp:
         """Return what the stores that answer have below a prefix, all asked at once and waited for once."""
-        own = self._ask_whose()
+        checked = [layer for layer, store in self.layers.items() if layer.is_local and store.trusted_keys]
+        own = {layer: layer.ask(is_own) for layer in checked}
         self.begin(folder, len(start))
         began = time.monotonic()
         found: LookedUp = {}
         for layer in sorted(self.layers, key=lambda layer: layer.time_outs):  # who did not answer before, at last
             try:
-                contents = layer.group(folder, start, self.layers[layer], began)
+                found[layer] = layer.group(folder, start, self.layers[layer], began), False
             except AwayError as error:
                 self._warn(layer, "cannot be read", str(error))
-            else:
-                found[layer] = contents, self._is_own(layer, own, began, 1.0)
+                continue
+            with suppress(AwayError):
+                if layer in own and layer.answer(own[layer], layer.longest_s(self.layers[layer]), began):
+                    found[layer] = found[layer][0], True
         return {layer: found[layer] for layer in self.layers if layer in found}
 
     def newest(self, found: LookedUp, only: Callable[[str], bool] = lambda name: True) -> dict[str, Document[Body]]:
@@ -346,11 +348,10 @@ class Layered(Generic[Body]):
         Each is given with the beginning of its name. All stores are asked at once, and waited for once: half of the
         time for what they have, the rest for writing.
         """
-        began, own, writing = time.monotonic(), self._ask_whose(), []
+        began, writing = time.monotonic(), []
         for start, document in named:
             layers = [layer for layer in self.layers if layer.is_local or not self._stays(document)]
             longest_s = {layer: layer.longest_s(self.layers[layer]) for layer in layers}
-            layers = [layer for layer in layers if self._may_write(layer, own, began)]
             newest = document
             if len(layers) > 1:
                 there = [(layer, layer.ask(methodcaller("get", document.name))) for layer in layers]
@@ -359,16 +360,14 @@ class Layered(Generic[Body]):
             generation = max([newest.generation, *(self.layers[layer].min_generation for layer in layers)])
             for layer in layers:
                 kept = replace(newest, generation=generation, label=self.layers[layer].label)
-                by = self.layers[layer].signing_key
-                asked = layer.ask(partial(put, self.kind, document=kept, signing_key=by))
+                asked = layer.ask(partial(_put, self.kind, kept, self.layers[layer]))
                 writing.append((layer, longest_s[layer], start, document.name, asked))
         for layer, within_s, start, name, written in writing:
             try:
-                content = layer.answer(written, within_s, began)
+                if content := layer.answer(written, within_s, began):
+                    layer.note(folder, start, name, content)
             except AwayError as error:
                 self._warn(layer, "cannot be written", str(error))
-            else:
-                layer.note(folder, start, name, content)
 
     def _stays(self, document: Document[Body]) -> bool:
         return document.body is not None and self.kind.stays(document.body)
@@ -397,24 +396,6 @@ class Layered(Generic[Body]):
         """Return a document as it is used of a store; raise if it is not."""
         store = self.layers[layer]
         return decoded(self.kind, name, content, () if is_own else store.trusted_keys, store.min_generation)
-
-    def _may_write(self, layer: Reached, own: "_Whose", began: float) -> bool:
-        """Return whether others, who trust keys as this process does, could use what it writes."""
-        store = self.layers[layer]
-        return not store.trusted_keys or store.signing_key is not None or self._is_own(layer, own, began)
-
-    def _ask_whose(self) -> "_Whose":
-        """Ask, where signatures are checked, which stores are folders that nobody else can write."""
-        return {
-            layer: layer.ask(is_own) for layer, store in self.layers.items() if layer.is_local and store.trusted_keys
-        }
-
-    def _is_own(self, layer: Reached, own: "_Whose", began: float, share: float = HALF) -> bool:
-        """Return whether a store needs no signature, where signatures are checked."""
-        try:
-            return layer in own and bool(layer.answer(own[layer], share * layer.longest_s(self.layers[layer]), began))
-        except AwayError:
-            return False
 
     def _warn(self, layer: Reached, what: str, why: str) -> None:
         if not layer.warned:
@@ -457,6 +438,13 @@ def put(kind: Kind[Body], store: Documents, document: Document[Body], signing_ke
     content = encoded(kind, document.after(there), signing_key)
     store.put(document.name, content)
     return content
+
+
+def _put(kind: Kind[Body], document: Document[Body], of: Store, store: Documents) -> bytes | None:
+    """Do the same, unless others, who trust keys as this process does, could not use it."""
+    if of.trusted_keys and of.signing_key is None and not is_own(store):
+        return None
+    return put(kind, store, document, of.signing_key)
 
 
 def check_replaces(store: Documents, there: Document[Any] | None, signing_key: object) -> None:

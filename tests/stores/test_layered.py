@@ -343,8 +343,7 @@ def test_where_it_is_not_known_who_writes_signatures_are_needed(near, keys, hang
     store = Layered(KIND, {here: Store(trusted_keys=[keys[0].public_key()], connect_s=waits, lookup_s=waits)})
     try:
         with pytest.warns(BackendKwargsWarning):
-            assert found(store) == {}
-        store.put(FOLDER, (START, Document(NAME, {"of": "now"})))
+            assert (found(store), store.put(FOLDER, (START, Document(NAME, {"of": "now"})))) == ({}, None)
     finally:
         ends.set()
     assert body_in(near) == {"of": "anybody"}
