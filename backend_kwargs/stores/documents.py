@@ -9,9 +9,9 @@ Signatures, of bundles' manifests too, are Ed25519: each has a domain, so that o
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -25,7 +25,7 @@ LONGEST = 1 << 16  # bytes of a PEM file
 
 def signed(domain: str, content: bytes, key: object) -> bytes:
     """Return the signature of `content` for `domain`, such as "backend-kwargs decision 1"."""
-    return bytes(private_key(key).sign(_within(domain, content)))
+    return bytes(private_key(key).sign(f"{domain}\n".encode() + content))
 
 
 def signer(domain: str, content: bytes, signature: bytes, keys: Sequence[object]) -> object:
@@ -33,13 +33,13 @@ def signer(domain: str, content: bytes, signature: bytes, keys: Sequence[object]
 
     With the domain "" the content alone was signed.
     """
-    _, invalid_signature = _cryptography()
+    said = f"{domain}\n".encode() + content if domain else content
     for key, public in [(key, public_key(key)) for key in keys]:
-        try:
-            public.verify(signature, _within(domain, content))
-        except invalid_signature:
-            continue
-        return key
+        from cryptography.exceptions import InvalidSignature  # it is there: there are keys
+
+        with suppress(InvalidSignature):
+            public.verify(signature, said)
+            return key
     return None
 
 
@@ -62,25 +62,14 @@ def several_keys(where: str, keys: object) -> list[object]:
     return [*keys]
 
 
-def _within(domain: str, content: bytes) -> bytes:
-    return f"{domain}\n".encode() + content if domain else content
-
-
-def _cryptography() -> tuple[ModuleType, type[Exception]]:
-    """Return the module of Ed25519 keys and the error of a wrong signature; raise if the package is missing."""
+def _key(given: object, which: Literal["private", "public"], what: str) -> object:
+    """Return a key as it is, or read from the PEM file that it names; raise for `what` if it is none of Ed25519."""
     try:
-        from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise BackendKwargsError(
             f"Signatures need the package cryptography: {pip_install('signing')} ({error_text(error)})."
         ) from None
-    return ed25519, InvalidSignature
-
-
-def _key(given: object, which: Literal["private", "public"], what: str) -> object:
-    """Return a key as it is, or read from the PEM file that it names; raise for `what` if it is none of Ed25519."""
-    ed25519, _ = _cryptography()
     key = given
     if isinstance(given, str | Path):
         from cryptography.exceptions import UnsupportedAlgorithm

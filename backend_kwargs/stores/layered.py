@@ -127,9 +127,8 @@ class _Listing:
 class _State:
     """What one process knows of a store; a child of a fork begins anew."""
 
-    thread: _Thread
+    threads: list[_Thread]  # the last one is asked; the others were left waiting
     process: int = field(default_factory=os.getpid)
-    stuck: list[_Thread] = field(default_factory=list)
     listings: dict[str, _Listing] = field(default_factory=dict)
     time_outs: int = 0
     in_row: int = 0
@@ -156,7 +155,7 @@ class Reached:
         # A user's own object has its own connections, and a folder has none.
         self.linger_s = 0.0 if is_local or is_given else LINGER_S
         self.warned = False
-        self._state = _State(self._new_thread())
+        self._state = _State([self._new_thread()])
 
     @property
     def time_outs(self) -> int:
@@ -231,23 +230,20 @@ class Reached:
     def _leave(self) -> None:
         """Wait no longer for what the thread does."""
         state = self._of_process()
-        state.time_outs, state.in_row, state.thread.left = state.time_outs + 1, state.in_row + 1, True
+        state.time_outs, state.in_row, state.threads[-1].left = state.time_outs + 1, state.in_row + 1, True
 
     def _usable(self) -> _Thread:
         """Return the thread to ask; another one in place of one that was left waiting, if not too many were."""
         state = self._of_process()
-        if state.thread.left:
-            state.stuck = [each for each in state.stuck if each.running is not None]
-            if state.thread.running is not None:
-                if len(state.stuck) >= MOST_STUCK:
-                    return state.thread
-                state.stuck.append(state.thread)
-            state.thread = self._new_thread()
-        return state.thread
+        if state.threads[-1].left:
+            state.threads = [each for each in state.threads if each.running is not None]
+            if len(state.threads) <= MOST_STUCK:
+                state.threads.append(self._new_thread())
+        return state.threads[-1]
 
     def _of_process(self) -> _State:
         if self._state.process != os.getpid():
-            self._state = _State(self._new_thread(), inherited=[self._state])
+            self._state = _State([self._new_thread()], inherited=[self._state])
         return self._state
 
     def _new_thread(self) -> _Thread:

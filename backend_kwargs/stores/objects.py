@@ -64,40 +64,38 @@ class Objects:
 
     def get(self, name: str) -> bytes | None:
         """Return the document, None if there is none."""
-        check_name(name)
-        with self._files() as (files, root, bounds):
+        with self._files(check_name(name)) as (files, path, bounds):
             try:
-                document: bytes = files.cat_file(f"{root}/{name}", start=0, end=LARGEST + 1, **bounds)
+                document: bytes = files.cat_file(path, start=0, end=LARGEST + 1, **bounds)
             except FileNotFoundError:
                 return None
             except Exception:
                 files.invalidate_cache()
-                if files.info(f"{root}/{name}", **bounds)["size"]:
+                if files.info(path, **bounds)["size"]:
                     raise
                 return None  # a part of an object without bytes is an error of S3
         return document if 0 < len(document) <= LARGEST else None
 
     def put(self, name: str, document: bytes) -> None:
         """Keep `document` in place of any other, by one write of an object."""
-        check_name(name)
         check_content(document)
-        with self._files() as (files, root, bounds):
-            files.pipe_file(f"{root}/{name}", document, **bounds)
+        with self._files(check_name(name)) as (files, path, bounds):
+            files.pipe_file(path, document, **bounds)
 
     def list(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         """Yield the names that begin with `prefix`, with their documents."""
-        check_prefix(prefix)
-        folder = prefix.rpartition("/")[0]
-        with self._files() as (files, root, bounds):
+        folder = check_prefix(prefix).rpartition("/")[0]
+        with self._files(folder) as (files, path, bounds):
             files.invalidate_cache()  # else another process's objects are missing
             try:
-                found = files.find(f"{root}/{folder}".rstrip("/"), detail=True, **bounds)
+                found = files.find(path, detail=True, **bounds)
                 if not found:  # `find` also leaves out what fails, which `ls` raises
-                    files.ls(f"{root}/{folder}".rstrip("/"), **bounds)
+                    files.ls(path, **bounds)
             except FileNotFoundError:
                 return iter(())
-            sized = [path.removeprefix(f"{root}/") for path, about in found.items() if 0 < about["size"] <= LARGEST]
-        return self._documents(sorted(name for name in sized if name.startswith(prefix) and is_name(name)))
+            sized = [each for each, about in found.items() if 0 < about["size"] <= LARGEST]
+        names = (f"{folder}/{each.removeprefix(f'{path}/')}".removeprefix("/") for each in sized)
+        return self._documents(sorted(name for name in names if name.startswith(prefix) and is_name(name)))
 
     def _documents(self, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         for start in range(0, len(names), AT_ONCE):
@@ -115,13 +113,12 @@ class Objects:
 
     def forget(self, name: str) -> None:
         """Remove the document if there is one."""
-        check_name(name)
-        with self._files() as (files, root, bounds), suppress(FileNotFoundError):
-            files.rm_file(f"{root}/{name}", **bounds)
+        with self._files(check_name(name)) as (files, path, bounds), suppress(FileNotFoundError):
+            files.rm_file(path, **bounds)
 
     @contextmanager
-    def _files(self) -> Iterator[tuple[Any, str, dict[str, float]]]:
-        """Yield this process's file system, the path in it, and what bounds a call; errors are of this package."""
+    def _files(self, below: str = "") -> Iterator[tuple[Any, str, dict[str, float]]]:
+        """Yield this process's file system, a path in it, and what bounds a call; errors are of this package."""
         try:
             with self._lock:
                 if self._opened is None or self._pid != os.getpid():  # none works across a fork
@@ -131,7 +128,8 @@ class Objects:
                     files, root = fsspec.url_to_fs(self._url, **_options(self._url))
                     bounds = {"timeout": self._limit_s} if isinstance(files, AsyncFileSystem) else {}
                     self._opened, self._pid = (files, root.rstrip("/"), bounds), os.getpid()
-            yield self._opened
+            files, root, bounds = self._opened
+            yield files, f"{root}/{below}".rstrip("/"), bounds
         except Exception as error:  # noqa: BLE001 - each library has its own, and its text may contain a password
             raise failure(self.label, self._url, error) from None
 

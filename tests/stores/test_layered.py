@@ -233,7 +233,7 @@ def test_stores_that_do_not_answer_take_one_deadline_together(near, mute, keys, 
 
     def left_s(longest_s, began):  # over as soon as the folder has answered, whose thread then ends
         waits.append((began, longest_s <= 60.0))
-        while here._state.thread.running is not None:
+        while here._state.threads[-1].running is not None:
             time.sleep(0.001)
         return 0.0
 
