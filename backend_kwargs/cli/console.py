@@ -245,49 +245,38 @@ class Outputs:
 IMPORT = "import backend_kwargs as bk"
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """How a model was called: `state` is what was done to it, `call` the expression that calls `compiled`.
+def as_timed(
+    model: Any, example_inputs: object, *, training: bool, device: str | None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the lines that set `model` up as `compare` times it, and those that call `compiled` so.
 
-    `grad` is whether gradients were recorded.
+    That is in eval mode without gradients, or in training.
     """
+    import torch
 
-    state: str
-    call: str
-    grad: bool
-
-    @classmethod
-    def of(cls, model: Any, example_inputs: object, *, training: bool, device: str | None) -> "Timed":
-        """Return how `compare` calls a factory's model: in eval mode without gradients, or in training."""
-        import torch
-
-        stars = "**" if isinstance(example_inputs, Mapping) else "*"
-        call = f"compiled({'' if isinstance(example_inputs, torch.Tensor) else stars}example_inputs)"
-        if not isinstance(model, torch.nn.Module):
-            return cls("", call, training)
-        tensors = [*model.parameters(), *model.buffers()]
-        place = {device} if device else {str(tensor.device) for tensor in tensors}
-        dtypes = {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()}
-        # Several devices or dtypes are the factory's own choice: to() would change them.
-        moved = [*map(repr, place if len(place) == 1 else ()), *(dtypes if len(dtypes) == 1 else ())]
-        to = f".to({', '.join(moved).replace(chr(39), chr(34))})" if moved else ""
-        return cls(f"model.{'train' if training else 'eval'}(){to}", call, training)
+    stars = "**" if isinstance(example_inputs, Mapping) else "*"
+    call = f"compiled({'' if isinstance(example_inputs, torch.Tensor) else stars}example_inputs)"
+    calls = [call] if training else ["with torch.no_grad():", f"    {call}"]
+    if not isinstance(model, torch.nn.Module):
+        return [], calls
+    tensors = [*model.parameters(), *model.buffers()]
+    place = {device} if device else {str(tensor.device) for tensor in tensors}
+    dtypes = {str(tensor.dtype) for tensor in tensors if tensor.is_floating_point()}
+    # Several devices or dtypes are the factory's own choice: to() would change them.
+    moved = [*(f'"{each}"' for each in place if len(place) == 1), *(dtypes if len(dtypes) == 1 else ())]
+    to = f".to({', '.join(moved)})" if moved else ""
+    return [f"model = model.{'train' if training else 'eval'}(){to}"], calls
 
 
-def lines_to_paste(backend: Backend, timed: Timed | None = None) -> list[str]:
-    """Return the lines that compile `model` with `backend`, and call it as it was timed.
+def lines_to_paste(backend: Backend, before: Sequence[str] = (), calls: Sequence[str] = ()) -> list[str]:
+    """Return the lines that compile `model` with `backend`, between those `before` and the `calls` of the result.
 
     There are none if the backend cannot be written as text.
     """
     if not (written := _written(backend)):
         return []
     ours = [IMPORT, ""] if written.startswith("bk.") else []
-    compiles = f"torch.compile(model, backend={written})"
-    if timed is None:
-        return [*ours, compiles]
-    model = [f"model = {timed.state}"] if timed.state else []
-    call = [timed.call] if timed.grad else ["with torch.no_grad():", f"    {timed.call}"]
-    return [*ours, *model, f"compiled = {compiles}", *call]
+    return [*ours, *before, f"{'compiled = ' if calls else ''}torch.compile(model, backend={written})", *calls]
 
 
 def _written(backend: Backend) -> str:

@@ -18,7 +18,7 @@ from backend_kwargs.auto.store import Catalogue
 from backend_kwargs.backend import Backend
 from backend_kwargs.cli.console import (
     Outputs,
-    Timed,
+    as_timed,
     backend_from_text,
     console,
     lines_to_paste,
@@ -239,7 +239,6 @@ WITHOUT = "no graph of it has the key of a decision there"  # of one of several 
 COLUMNS = ("model", "graph", "winner", "verdict", "over default", "regret", "flips", "recorded")
 WORDS = {"right": "still right"}
 COUNTED = WORDS | {"within noise": "within noise", "lost": "lost", "fails": "failed", "not audited": "not audited"}
-IDLE = "on an idle machine smaller losses are found"
 NOISY = 1.02  # a decision that differs from itself by more is timed on a noisy machine
 MOST = 1000  # decisions on a page
 AGAIN = "What lost is decided anew by --update, or by building the bundle again."
@@ -275,15 +274,13 @@ def remarks_on(each: Finding) -> Iterator[page.Warned]:
         yield page.Warned(f"a call takes {now}", where=where)
     if each.noise and each.noise.reach > NOISY:
         noise = f"{each.noise.low:.3f}x to {each.noise.high:.3f}x"
-        yield page.Warned(f"a noisy audit: timed against itself it is at {noise}; {IDLE}", "noise", where)
+        yield page.Warned(
+            f"a noisy audit: timed against itself it is at {noise}; on an idle machine smaller losses are found",
+            "noise",
+            where,
+        )
     elif each.verdict != "not audited" and each.seconds and not each.noise:
         yield page.Warned("too few rounds to prove a loss; leave --quick out", "noise", where)
-
-
-def notes_of(found: Sequence[Finding]) -> Iterator[str]:
-    """Yield the remarks on each decision, then the count of the verdicts."""
-    yield from (f"{each.where}: {each.text}" for finding in found for each in remarks_on(finding))
-    yield f"{_counted(found)}."
 
 
 def _counted(found: Sequence[Finding]) -> str:
@@ -298,7 +295,7 @@ def page_of(document: AuditDocument) -> page.Document:
     named = ((each, file_of(each.model)) for each in document.findings[:MOST])
     shown = [(each, f"{of}: {each.graph} ({each.key[:12]})" if each.key else of) for each, of in named]
     remarks = [remark for each in document.findings for remark in remarks_on(each)]
-    lost = [each for each in document.findings if each.verdict == "lost"]
+    lost = (each for each in document.findings if each.verdict == "lost")
     worst = max(lost, key=lambda each: each.loss.median if each.loss else 0.0, default=None)
     environment = environment_of(document.environment)
     return page.Document(
@@ -349,9 +346,7 @@ def _rows(finding: Finding) -> Iterator[page.Row]:
         )
 
 
-def _percent(share: Interval | None) -> str:
-    if share is None:
-        return "?"
+def _percent(share: Interval) -> str:
     return f"{share.median:.1%} [{share.low:.1%}, {share.high:.1%}]" if share.median else "0 %"
 
 
@@ -382,7 +377,11 @@ def audit(chosen: Chosen, outputs: Outputs, *, quick: bool, update: bool) -> Non
     if all(each.why == WITHOUT for each in audited):
         raise _nothing(chosen)
     found, heres = judged(audited), [each.here for each in audited if each.here]
-    _print(found, others)
+    print_table(COLUMNS, map(row_of, found))
+    say(*(f"{each.where}: {each.text}" for finding in found for each in remarks_on(finding)), f"{_counted(found)}.")
+    if others:
+        more = f"{others} more for this device {'was' if others == 1 else 'were'} not audited"
+        say(f"{more}: of other models, sizes (--shapes, --dynamic) or options.")
     document = audit_document(chosen.what, environment_of(*heres) if heres else machine(), found)
     if outputs:
         outputs.write(page_of(document), as_json(document))
@@ -511,17 +510,6 @@ def _nothing(chosen: Chosen) -> BackendKwargsError:
     )
 
 
-def _print(found: Sequence[Finding], others: int) -> None:
-    print_table(COLUMNS, map(row_of, found))
-    for line in notes_of(found):
-        say(line)
-    if others:
-        say(
-            f"{others} more for this device {'was' if others == 1 else 'were'} not audited: of other models, sizes "
-            "(--shapes, --dynamic) or options."
-        )
-
-
 # ---- compare
 
 NONE_RAN, BELOW = 1, 3  # exit codes
@@ -572,30 +560,25 @@ def compared(
             kernels=bool(outputs),
             progress=told,
         )
-    timed = Timed.of(model, example_inputs, training=mode == "training", device=device)
-    _finish(comparison, factory, dict(wanted), outputs, gate, timed)
-
-
-def _finish(
-    comparison: Comparison,
-    title: str,
-    backends: Mapping[str, Backend | None],
-    outputs: Outputs,
-    gate: tuple[str, float] | None,
-    timed: Timed,
-) -> None:
-    """Print and write a comparison; exit with what it shows."""
     best = fastest(comparison)
-    backend = backends[best.label] if best else None
-    paste = lines_to_paste(backend, timed) if backend else []
+    backend = dict(wanted)[best.label] if best else None
+    timed = as_timed(model, example_inputs, training=mode == "training", device=device)
+    paste = lines_to_paste(backend, *timed) if backend else []
     print_comparison(comparison, paste)
     if backend and not paste:
         say(f"{backend!r} cannot be written as text.")
+    _finish(comparison, file_of(factory), paste, outputs, gate)
+
+
+def _finish(
+    comparison: Comparison, title: str, paste: Sequence[str], outputs: Outputs, gate: tuple[str, float] | None
+) -> None:
+    """Judge and write a comparison; exit with what it shows."""
     judged = comparisons.judge(comparison, *gate) if gate else None
     if judged:
         say("", judged.text)
     if outputs:
-        outputs.write(comparisons.document_of(comparison, file_of(title), paste, [judged.text] if judged else []))
+        outputs.write(comparisons.document_of(comparison, title, paste, [judged.text] if judged else []))
     if not any(row.right for row in comparison.rows):
         raise typer.Exit(NONE_RAN)
     if judged and not judged.passed:

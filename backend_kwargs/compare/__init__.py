@@ -25,7 +25,7 @@ from backend_kwargs.compile_records import RACED
 from backend_kwargs.errors import BackendKwargsError, error_text, unknown, wrong_value
 from backend_kwargs.harness.study import Inputs, Study, device_of, move
 from backend_kwargs.harness.trial import Counted, Trial, counted, isolated, learn, room_to_compile, start_inductor
-from backend_kwargs.report import Graph
+from backend_kwargs.report import Report
 from backend_kwargs.torch_internals.dynamo import cache_counts
 from backend_kwargs.trial import (
     Interval,
@@ -56,6 +56,7 @@ COMPILE_NOTES = {
     True: "Compile seconds are the first call, with an empty Inductor cache for each candidate.",
     False: "Compile seconds are the first call, with Inductor's cache as it was: see each row's cache.",
 }
+NO_REPORT = Report((), ())
 NO_DROPOUT = "Dropout is off: Inductor's random masks differ from eager's, so results could not be compared."
 
 
@@ -70,9 +71,7 @@ class CandidateTrial(Trial):
     candidate: Candidate
     cold: bool
     cache: str = ""
-    report: str = ""
-    tuning: str = ""
-    made: tuple[Graph, ...] = ()
+    report: Report = NO_REPORT
     profiled: bool = False
     kernels: tuple[KernelTime, ...] = ()
 
@@ -107,8 +106,8 @@ class CandidateTrial(Trial):
 
     def finish(self) -> None:
         """Keep the report, and check the results again after timing."""
-        if self.counted and (reported := self.counted.report()).graphs:
-            self.report, self.tuning, self.made = str(reported), reported.tuning, reported.graphs
+        if self.counted:
+            self.report = self.counted.report()
         super().finish()
         if self.profiled and self.counted and self.passed:
             with contextlib.suppress(RuntimeError):  # as where another profiler is running
@@ -128,10 +127,10 @@ class CandidateTrial(Trial):
             latency=median_interval(timed) if timed else None,
             peak_bytes=self.peak_bytes,
             accuracy=self.accuracy,
-            tuning=self.tuning,
+            tuning=self.report.tuning,
             samples=timed,
-            report=self.report,
-            made=self.made,
+            report=str(self.report) if self.report.graphs else "",
+            made=self.report.graphs,
             kernels=self.kernels,
         )
 

@@ -14,7 +14,7 @@ from backend_kwargs.facts.decision import EAGER
 from backend_kwargs.interval import Interval
 from backend_kwargs.options.option import Options
 from backend_kwargs.page import document as page
-from backend_kwargs.page import fragment, is_loud, noise_of, pays_back, tradeoffs_of
+from backend_kwargs.page import figures, fragment, is_loud, noise_of, pays_back, tradeoffs_of
 from backend_kwargs.page.figures import (
     between,
     count_of,
@@ -26,7 +26,7 @@ from backend_kwargs.page.figures import (
     ratio,
     seconds_of,
 )
-from backend_kwargs.report import Graph
+from backend_kwargs.report import Graph, Race
 from backend_kwargs.report.decisions import places_of, race_of, warnings_of
 from backend_kwargs.report.document import graph_of, warnings_on
 from backend_kwargs.tables import as_text
@@ -146,26 +146,26 @@ class Comparison:
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return a row's cells in the order of COLUMNS."""
-    speedup, interval, latency = "", "", ""
-    if row.latency is not None:
-        seconds = row.latency.median
-        latency = f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-        if row.speedup:
-            speedup, interval = f"{row.speedup.median:.2f}x", f"{row.speedup.low:.2f} to {row.speedup.high:.2f}"
-    compiled = "" if row.compile_s is None else f"{row.compile_s:.1f} s{' warm' if row.cache == 'warm' else ''}"
-    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:.1f} MiB"
-    remarks = ", ".join(filter(None, (_beyond(row) or row.reason or row.verdict, row.tuning)))
-    return (row.label, speedup, interval, latency, compiled, memory, str(row.graphs or ""), row.status, remarks)
+    speedup = row.speedup if row.latency else None
+    return (
+        row.label,
+        figures.ratio(speedup.median if speedup else None),
+        figures.between(speedup),
+        figures.duration(row.latency.median if row.latency else None),
+        f"{figures.duration(row.compile_s)}{' warm' if row.cache == 'warm' else ''}",
+        figures.size(row.peak_bytes),
+        str(row.graphs or ""),
+        row.status,
+        ", ".join(filter(None, (_beyond(row) or row.reason or row.verdict, row.tuning))),
+    )
 
 
 def _beyond(row: Row) -> str:
     """Return the error, the limit and the remedy of a result that is only less precise, or ""."""
-    accuracy = row.accuracy
-    if row.status != "fail_accuracy" or accuracy is None or accuracy.error is None or accuracy.bound is None:
+    error, bound = (row.accuracy.error, row.accuracy.bound) if row.accuracy else (None, None)
+    if row.status != "fail_accuracy" or error is None or bound is None or error > MEANINGLESS:
         return ""
-    if accuracy.error > MEANINGLESS:
-        return ""
-    return f"error {accuracy.error:.1e}, above the limit {accuracy.bound:.1e}: raise --max-error to accept it"
+    return f"error {error:.1e}, above the limit {bound:.1e}: raise --max-error to accept it"
 
 
 def fastest(comparison: Comparison) -> Row | None:
@@ -219,7 +219,7 @@ def document_of(
         rows=tuple(_row(row, won=row is best) for row in comparison.rows),
     )
     where = comparison.environment
-    raced = [(graph.race, name) for name, graph in _raced(comparison) if graph.race]
+    raced = [*_raced(comparison)]
     return page.Document(
         title=title,
         subtitle=f"{comparison.mode} {measured_on(where)}",
@@ -327,9 +327,8 @@ def _warnings(comparison: Comparison) -> Iterator[page.Warned]:
             text = f"It compiled {row.graphs} graphs: the model is broken into parts, or was compiled again."
             yield page.Warned(text=text, kind="break", where=row.label)
         yield from warnings_on(row.made, row.label)
-    for name, graph in _raced(comparison):
-        if graph.race:
-            yield from warnings_of(graph.race, name)
+    for race, name in _raced(comparison):
+        yield from warnings_of(race, name)
 
 
 def _row(row: Row, *, won: bool) -> page.Row:
@@ -372,12 +371,12 @@ def _kernels(row: Row, graph: page.Graph) -> tuple[page.Kernel, ...]:
     )
 
 
-def _raced(comparison: Comparison) -> Iterator[tuple[str, Graph]]:
-    """Yield the graphs that `auto` raced, with a name."""
+def _raced(comparison: Comparison) -> Iterator[tuple[Race, str]]:
+    """Yield the races of `auto`, each with the name of its graph."""
     for row in comparison.rows:
         for graph in row.made:
             if graph.race and graph.race.rows:
-                yield f"{row.label}, graph {graph.compile_id}", graph
+                yield graph.race, f"{row.label}, graph {graph.compile_id}"
 
 
 def _results(row: Row) -> Iterator[page.Result]:

@@ -49,11 +49,6 @@ class ReadOnly:
         keep = copied if self.copied else checksum
         self.before = {name: keep(tensor) for name, tensor in tensors.items()}
 
-    @property
-    def lost(self) -> str:
-        """Return what to add where a value cannot be put back."""
-        return "" if self.copied else "; the model is too large to put it back, so later rows may be wrong"
-
     def forget(self, model: Model) -> None:
         """Put back what eager has changed in `model` with other inputs, and compare it no more."""
         for name in self.put_back(model):
@@ -278,7 +273,9 @@ class Study:
             self._read_only.put_back(subject.model)  # other candidates have run since
         seen = self.observe(subject, inputs)
         if names := self._read_only.put_back(subject.model):
-            return Accuracy("fail_accuracy", f"it changes {names[0]}, which eager only reads{self._read_only.lost}")
+            lost = "; the model is too large to put it back, so later rows may be wrong"
+            why = f"it changes {names[0]}, which eager only reads{'' if self._read_only.copied else lost}"
+            return Accuracy("fail_accuracy", why)
         pairs = enumerate(zip(tensors, tensors_of(given), strict=True))
         written = [f"input {i}" for i, pair in pairs if not trial.same_bits(*pair)]
         if odd := next((name for name in written if name not in self.changed), ""):

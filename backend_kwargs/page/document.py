@@ -383,10 +383,8 @@ def changes(old: Document, new: Document) -> Changes:
     if len(before) == len(after) == 1:
         before = dict(zip(after, before.values(), strict=True))
     found: list[Change] = []
-    for title, group in after.items():
-        found += _of_rows(title, before.get(title, Speedups()), group)
-    for title in before.keys() - after.keys():
-        found += (Change("lost", row.name, title) for row in before[title].rows)
+    for title in {**after, **before}:
+        found += _of_rows(title, before.get(title, Speedups()), after.get(title, Speedups()))
     rows = sum(len(group.rows) for group in after.values())
     touched = {(each.group, each.name) for each in found if each.kind not in ("winner", "lost")}
     return Changes(old.title, old.made, rows - len(touched), tuple(_differs(old, new)), tuple(found))
@@ -397,7 +395,7 @@ def _of_rows(title: str, before: Speedups, after: Speedups) -> Iterator[Change]:
     timed = [sorted(each.rows, key=lambda row: row.speedup is not None) for each in (before, after)]
     old, new = ({row.name: row for row in rows} for rows in timed)
     was, now = (next((row.name for row in each.rows if row.won), "") for each in (before, after))
-    if before.rows and was != now:
+    if before.rows and after.rows and was != now:
         yield Change("winner", title or "the winner", title, was, now)
     for name, row in new.items():
         if name not in old:
@@ -411,14 +409,12 @@ def _of_rows(title: str, before: Speedups, after: Speedups) -> Iterator[Change]:
 
 def _beyond_noise(old: Row, new: Row, *noises: Interval | None) -> Literal["faster", "slower"] | None:
     """Return the direction of a change that neither the intervals nor either machine's noise explains."""
-    if not old.speedup or not new.speedup or old.note == new.note == "baseline":
+    was, now, least = old.speedup, new.speedup, max((noise.high for noise in noises if noise), default=1.0)
+    if not was or not now or old.note == new.note == "baseline":
         return None
-    least = max((noise.high for noise in noises if noise), default=1.0)
-    if new.speedup.low > old.speedup.high and new.speedup.median > old.speedup.median * least:
+    if now.low > was.high and now.median > was.median * least:
         return "faster"
-    if new.speedup.high < old.speedup.low and new.speedup.median * least < old.speedup.median:
-        return "slower"
-    return None
+    return "slower" if now.high < was.low and now.median * least < was.median else None
 
 
 def _differs(old: Document, new: Document) -> Iterator[str]:

@@ -7,7 +7,7 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.backends.tvm.settings import unfit
-from backend_kwargs.cli.console import Timed, lines_to_paste
+from backend_kwargs.cli.console import as_timed, lines_to_paste
 from backend_kwargs.compare import Candidate, compare
 from tests import forks
 
@@ -156,8 +156,8 @@ def function():
 )
 def test_state_is_written_as_it_was_timed(factory, training, device, lines):
     """The lines set the mode, the device and the dtype, and turn gradients off, if compare had them so."""
-    timed = Timed.of(*factory(), training=training, device=device)
-    written = lines_to_paste(bk.make_backend("eager"), timed)
+    timed = as_timed(*factory(), training=training, device=device)
+    written = lines_to_paste(bk.make_backend("eager"), *timed)
     assert [line.replace(', backend="eager"', "") for line in written] == lines
 
 
@@ -181,9 +181,9 @@ def test_pasted_lines_generate_what_was_timed(factory, mode, backend, fresh_dyna
     model, example_inputs = globals()[factory]()
     candidates = [Candidate("eager", None), Candidate("it", backend)]
     row = compare(model, example_inputs, candidates, mode=mode, rounds=1, cold=False).rows[1]
-    timed = Timed.of(model, example_inputs, training=mode == "training", device=None)
+    timed = as_timed(model, example_inputs, training=mode == "training", device=None)
     lines = ["import torch", f"from {__name__} import {factory} as build", "model, example_inputs = build()"]
-    lines += lines_to_paste(backend, timed)
+    lines += lines_to_paste(backend, *timed)
     lines += ["import backend_kwargs as bk", "print(bk.report(compiled))"]
     ran = forks.run("-c", "\n".join(lines), cwd=HERE.parents[1])
     assert ran.returncode == 0, ran.stderr
