@@ -93,7 +93,7 @@ bench: $(READY)
 overhead: $(READY)
 	$(BIN)/python -m pytest tests/test_overhead.py tests/auto/test_auto_overhead.py --benchmark-only
 
-# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,auto/cache_key SAMPLE=20 SEED=1 JOBS=2 LIMIT_S=600
+# Small changes planted at random, which the tests should notice: make mutants MODULES=accuracy,graphs/spelling SAMPLE=20 SEED=1 JOBS=2 LIMIT_S=600
 # Quickly, and resumed by the same call: make mutants SAMPLE=200 SEED=54 JOBS=16 LIMIT_S=400 ARGS="--reaching --fast --each-s 40 --out .mutants.jsonl"
 mutants: $(READY)
 	@$(BIN)/python -c "import cosmic_ray" 2>/dev/null || $(BIN)/python -m pip install -q -e ".[mutants]"

@@ -104,8 +104,8 @@ TESTS: Mapping[str, str] = {
     " auto/test_auto_decide.py",
     "*/freezing.py": "graphs/ auto/test_auto_traces.py auto/test_auto_decide.py",
     "*/keys.py": "test_keys.py auto/test_auto_keys.py test_written_before.py",
-    "*/cache_key.py": "test_keys.py auto/test_auto_keys.py auto/test_auto_cache_key.py auto/test_auto_decide.py",
-    "*/graphs/spelling.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py rewrites/test_places.py",
+    "*/graphs/spelling.py": "auto/test_auto_keys.py auto/test_auto_cache_key.py auto/test_auto_decide.py"
+    " rewrites/test_places.py",
     "*/auto/lock.py": "auto/test_lock.py test_pinning.py",
     "*/pinning/*.py": "test_pinning.py auto/test_lock.py",
     "*/facts/__init__.py": "auto/test_lock.py torch_internals/test_choices.py test_pinning.py",
@@ -199,7 +199,7 @@ SLACK_S, SLOWER = 60.0, 3.0  # a test of a mutant may take so much more than wit
 def main() -> int:
     """Sample, plant and test; return 1 if a mutant survived."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--modules", default="", help="such as accuracy,auto/cache_key; by default all")
+    parser.add_argument("--modules", default="", help="such as accuracy,graphs/spelling; by default all")
     parser.add_argument("--sample", type=int, default=40, help="how many mutants, at as many places")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--jobs", type=int, default=1, help="how many mutants are tested at once")

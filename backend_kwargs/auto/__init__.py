@@ -1,6 +1,6 @@
 """Races: measure which candidate compiles a graph best, check its results, and store the decision.
 
-`decide` finds the decision for a graph, by its `cache_key`: one that is stored (`store`, `decisions_toml`), that of
+`decide` finds the decision for a graph, by its key: one that is stored (`store`, `decisions_toml`), that of
 another rank (`ranks`), or that of a race. `race` says what is done; its `steps` compile candidates, check their results
 (`result_checks`) and time them in turn within a `budget`. `selection` says which is next: a step of `candidates` that
 can gain by `graph_stats`, or rewrites, in the `places` of the graph where they are faster by themselves. `sandbox`

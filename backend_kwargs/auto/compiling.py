@@ -201,8 +201,8 @@ class Compiles:
         return Candidate(compiled.called_by(call), options, lowered, version, whole, serving=compiled)
 
     def _graph(self, compile_fx: Callable[..., Call] | None = None) -> CapturedGraph:
-        graph = replace(self.request.graph, gm=self.task.copy())
-        return replace(graph, compile_fx=compile_fx) if compile_fx else graph
+        graph = self.request.graph
+        return replace(graph, gm=self.task.copy(), compile_fx=compile_fx or graph.compile_fx)
 
     def _adopt(self, candidate: Candidate) -> bool:
         """Make a candidate's context that of dynamo's trace; return False where it cannot outlast the race."""

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from backend_kwargs.auto import logger
-from backend_kwargs.auto.cache_key import ambient, devices_of
 from backend_kwargs.auto.process_memory import Served, memory, note_served
 from backend_kwargs.auto.question import Question, Request, pinnable, savable
 from backend_kwargs.auto.ranks import agreed, ranks
@@ -21,6 +20,7 @@ from backend_kwargs.facts import DEFAULT, EAGER, Compiled, CompileFacts, Decisio
 from backend_kwargs.facts.decision import plain
 from backend_kwargs.graphs.ddp_buckets import bucket_of
 from backend_kwargs.graphs.determinism import check_libraries
+from backend_kwargs.graphs.spelling import ambient, devices_of
 from backend_kwargs.graphs.writes import (
     communicates,
     copy_of_graph,

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 
-from backend_kwargs.auto.cache_key import card_of, devices_of
 from backend_kwargs.auto.lock import check_machine, pinned_machine, read_lock
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.backends import CapturedGraph, CompileFn, CompileInner
@@ -17,6 +16,7 @@ from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Call, Compiled, PinnedKernel, Pins
 from backend_kwargs.graphs.determinism import check_deterministic, check_no_atomics
 from backend_kwargs.graphs.freezing import UNCACHED
+from backend_kwargs.graphs.spelling import card_of, devices_of
 from backend_kwargs.keys import digest, key
 from backend_kwargs.options.catalogue import inductor_options
 from backend_kwargs.options.option import Options

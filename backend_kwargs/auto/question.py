@@ -12,7 +12,6 @@ from functools import cached_property
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.auto.cache_key import ambient, card_of, described, devices_of, kinds, signature
 from backend_kwargs.auto.candidates import (
     OptionsOf,
     RaceCandidate,
@@ -33,7 +32,7 @@ from backend_kwargs.backends.others import is_other, other_of, versions_of
 from backend_kwargs.errors import BackendKwargsError, warn_once
 from backend_kwargs.facts import DEFAULT, EAGER, Compiled, Decision, RaceRow, Unraced
 from backend_kwargs.graphs.ddp_buckets import Bucket
-from backend_kwargs.graphs.spelling import spelled, structure
+from backend_kwargs.graphs.spelling import ambient, card_of, described, devices_of, kinds, signature, spelled, structure
 from backend_kwargs.keys import key
 from backend_kwargs.options import Limit, Options
 from backend_kwargs.rewrites.table import in_keys, list_rewrites

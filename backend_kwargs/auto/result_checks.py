@@ -25,19 +25,20 @@ RUN = 40  # calls of eager that one such run takes
 
 @dataclass
 class ResultChecks:
-    """What results are compared with: those `expected`, None if there are none, and a `reference` if there is one."""
+    """What results are compared with: those `expected`, and a `reference` if there is one."""
 
     task: Task
     random: bool  # whether the graph draws random numbers
     device: torch.device
     budget: Budget
     tolerance: float | None
-    expected: Results | None
+    expected: Results
     reference: Results | None = None
     roundings: trial.Roundings | tuple[()] = ()
     without: str = ""  # why there is no reference
     slow: bool = False  # whether that is for time
     awaits_draws: bool = False  # whether nothing is right yet that draws as compiled code does
+    is_lost: bool = False  # whether nothing ever was
 
     def compute_reference(self) -> None:
         """Run the graph in higher precision, if time and memory allow it."""
@@ -56,7 +57,6 @@ class ResultChecks:
                 inputs = replace(self.task.inputs, values=args, guard=False)  # they are copies
                 return replace(self.task, inputs=inputs).observe(gm.forward)
 
-            assert self.expected is not None
             draws = trial.Draws(lambda: self.task.observe(self.task.copy()), self.expected, random=self.random)
             given = self.task.copy(), self.task.inputs.fresh()
             self.reference = trial.reference(*given, run=draws.given_to(run))
@@ -77,7 +77,7 @@ class ResultChecks:
 
     def of_results(self, seen: Results) -> Accuracy:
         """Check what a candidate has returned and changed."""
-        if self.expected is None:
+        if self.is_lost:
             return Accuracy("fail_accuracy", "default failed the accuracy check, so there is no result to compare with")
         how: Options = {"training": self.task.training, "tol": self.tolerance, "roundings": self.roundings}
         accuracy = trial.check_all(seen, self.expected, self.reference, **how)
@@ -103,7 +103,6 @@ class ResultChecks:
 
     def of_eager(self, seen: Results) -> Accuracy:
         """Check a second run of eager against the first, before there is a reference, and prepare further ones."""
-        assert self.expected is not None
         task, drawn = self.task, self.task.drawn()
 
         def rounded_otherwise() -> Results:
@@ -122,7 +121,6 @@ class ResultChecks:
         within twice the errors that eager and it have by eager's draws. If it is wrong, the next one is the first, but
         for the `last`.
         """
-        assert self.expected is not None
         drawn = self.task.observe(as_eager_draws)
         accuracy = self.of_results(drawn)
         self.awaits_draws = not (accuracy.passed or last)
@@ -131,13 +129,12 @@ class ResultChecks:
         if self.reference is not None and self.roundings:
             for each in (self.expected, drawn):
                 self.roundings.add(trial.errors(each, self.reference))
-        self.expected, self.reference = seen if accuracy.passed else None, None
+        self.expected, self.reference, self.is_lost = seen, None, not accuracy.passed
         self.without = "it draws other random numbers than eager"
         return accuracy
 
     def of_error(self, seen: Results, row: RaceRow) -> Accuracy:
         """Measure the error of a candidate in a lower precision, and hold it to the bound that the user gave."""
-        assert self.expected is not None
         assert not isinstance(self.precise, str)
         accuracy = against(seen, self.expected, self.precise, row.options["max_error"])
         row.error, row.max_error = accuracy.error, row.options["max_error"]

@@ -23,7 +23,6 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from backend_kwargs.auto.cache_key import ambient, signature
 from backend_kwargs.auto.candidates import allowed_candidates, trusted
 from backend_kwargs.backend import Backend, find_backend
 from backend_kwargs.backends import CapturedGraph, Inputs
@@ -34,7 +33,7 @@ from backend_kwargs.bundles.samples import content_hash
 from backend_kwargs.errors import BackendKwargsError, error_text, warn_once
 from backend_kwargs.facts import EAGER, Call
 from backend_kwargs.graphs.memory import SharedMemory, unless_shared
-from backend_kwargs.graphs.spelling import structure
+from backend_kwargs.graphs.spelling import ambient, signature, structure
 from backend_kwargs.graphs.writes import copy_of_graph
 from backend_kwargs.keys import digest, key
 from backend_kwargs.options import Options, check, standing, untrusted

@@ -144,7 +144,7 @@ class State:
     """What calls change, and how it is put back before each of them."""
 
     _whole: tuple[list[torch.Tensor], list[torch.Tensor]] = field(default_factory=lambda: ([], []))
-    _indexed: list[tuple[torch.Tensor, ChangedSlice, torch.Tensor]] = field(default_factory=list)
+    _indexed: list[tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     _others: list[Callable[[], object]] = field(default_factory=list)
 
     def add(self, tensor: torch.Tensor, before: torch.Tensor, region: ChangedSlice = WHOLE) -> None:
@@ -155,7 +155,7 @@ class State:
             for side, each in zip(self._whole, (part, values), strict=True):
                 side.append(each)
         else:
-            self._indexed.append((part, region, values))
+            self._indexed.append((part, region.dim, region.at, values))
 
     def add_action(self, action: Callable[[], object]) -> None:
         """Put something else back by `action`."""
@@ -172,9 +172,8 @@ class State:
         with torch.no_grad():
             if self._whole[0]:
                 copy_each(*self._whole)
-            for part, region, values in self._indexed:
-                assert region.at is not None
-                part.index_copy_(region.dim, region.at, values)
+            for part, dim, at, values in self._indexed:
+                part.index_copy_(dim, at, values)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ import sys
 import pytest
 import torch
 
-from backend_kwargs.auto.cache_key import ambient, signature
 from backend_kwargs.auto.machine import machine
 from backend_kwargs.graphs import spelling
-from backend_kwargs.graphs.spelling import SYMBOL, spelled, structure
+from backend_kwargs.graphs.spelling import SYMBOL, ambient, signature, spelled, structure
 from tests.auto.graphs import chain
 
 

@@ -13,10 +13,11 @@ from torch.fx import symbolic_trace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from backend_kwargs import backends
-from backend_kwargs.auto import cache_key, candidates, machine
+from backend_kwargs.auto import candidates, machine
 from backend_kwargs.auto.question import Question, Request
 from backend_kwargs.auto.settings import RaceSettings
 from backend_kwargs.backends import CapturedGraph
+from backend_kwargs.graphs import spelling
 from backend_kwargs.rewrites import table
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.stores import Store
@@ -188,7 +189,7 @@ STATES = {
     "dtype of autocast": (lambda: torch.autocast("cpu", torch.float16), lambda: torch.autocast("cpu", torch.bfloat16)),
     "autocast of a GPU": (autocast_of_a_gpu(), nullcontext),
     "dtype of a GPU's autocast": (autocast_of_a_gpu(torch.bfloat16), autocast_of_a_gpu()),
-    **{f"default of {kind}'s autocast": (autocast_default(kind), nullcontext) for kind in cache_key.AUTOCAST},
+    **{f"default of {kind}'s autocast": (autocast_default(kind), nullcontext) for kind in spelling.AUTOCAST},
     "cache of autocast": (set_to(torch.set_autocast_cache_enabled, False, True), nullcontext),
     "default dtype": (set_to(torch.set_default_dtype, torch.float64, torch.float32), nullcontext),
     "default device": (set_to(torch.set_default_device, "meta", None), nullcontext),
@@ -353,11 +354,11 @@ def test_the_card_of_a_graph_is_its_inputs():
     """The GPU that is recorded is the one that the graph runs on, not the current one."""
     with FakeTensorMode():
         inputs = [3, torch.empty(2), torch.empty(2, device="cuda:1")]
-    assert cache_key.card_of(inputs) == 1
-    assert cache_key.card_of(inputs[:2]) is None
+    assert spelling.card_of(inputs) == 1
+    assert spelling.card_of(inputs[:2]) is None
 
 
 def test_inputs_for_people_to_read():
     """Dtypes and sizes of tensors, a type's name of what is none, and no parameters."""
     inputs = [torch.ones(8, 64), torch.nn.Parameter(torch.ones(3)), torch.tensor(1), 7, torch.ones(2).bfloat16()]
-    assert cache_key.described(inputs) == ("float32 8x64", "int64 scalar", "int", "bfloat16 2")
+    assert spelling.described(inputs) == ("float32 8x64", "int64 scalar", "int", "bfloat16 2")
