@@ -136,15 +136,6 @@ def in_eager(built: Built) -> Call:
     return without_gradients(partial(function, built.module))
 
 
-def first_output_dtypes(config: CompileConfig, plain: object) -> Dtypes:
-    """Return the dtype to which each output of the first sample is cast, None for no cast; () if there are no casts."""
-    if config.output_dtype is None and not config.autocast_enabled:
-        return ()
-    leaves = pytree.tree_leaves(plain)
-    floating = [leaf.dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None for leaf in leaves]
-    return tuple(dtype and (config.output_dtype or dtype) for dtype in floating)
-
-
 # ---- deploying: the callable with the least overhead for serving, and facts about it
 
 SHARED_POOL = (
@@ -324,7 +315,12 @@ def _eager(
     seen = _seen(twin, twin, map(PLAIN_COPIES, samples), parameters=False)
     if changed := versions != _versions(twin.named_parameters()):
         seen["state"] |= dict(twin.named_parameters())
-    dtypes = first_output_dtypes(config, seen["output"][0])
+    dtypes: Dtypes = ()
+    if cast:  # the first sample's outputs; None where nothing is cast
+        dtypes = tuple(
+            (config.output_dtype or leaf.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None
+            for leaf in pytree.tree_leaves(seen["output"][0])
+        )
     if config.check_numbers == "off":
         return None, dtypes, changed
 

@@ -184,7 +184,6 @@ class InputCheck:
         # Each argument's requirement, None for any value.
         required = lambda kind, value: _like(value, device) if kind == "tensor" else None  # noqa: E731
         samples: list[Any] = [tree_of(sample, required) for sample in metadata]
-        self._structures = dict.fromkeys(_spelled(pytree.tree_structure(sample)) for sample in samples)
         self._known: dict[pytree.TreeSpec, list[list[Requirement]]] = {}
         for sample in samples:
             leaves, structure = pytree.tree_flatten(_plain(sample))
@@ -205,15 +204,19 @@ class InputCheck:
         paths, structure = pytree.tree_flatten_with_path(_plain((args, kwargs)))
         problems = [_problem(paths, likes) for likes in self._known.get(structure, ())]
         if not problems:
-            got = _spelled(pytree.tree_structure((args, kwargs)))
+            known = " or ".join(map(_spelled, self._known))
             raise BackendKwargsError(
-                f"The arguments must have the structure of a sample, {' or '.join(self._structures)}, got {got}. Build "
-                "with a sample of this kind."
+                f"The arguments must have the structure of a sample, {known}, got {_spelled(structure)}. Build with a "
+                "sample of this kind."
             )
         if all(problems):
             raise BackendKwargsError(problems[0])
-        known = len(passed) == MOST_PASSED
-        if tensors and not known and all(map(is_dense, tensors)) and len({*map(id, tensors)}) == len(tensors):
+        if (
+            tensors
+            and len(passed) < MOST_PASSED
+            and all(map(is_dense, tensors))
+            and len({*map(id, tensors)}) == len(tensors)
+        ):
             self._passed[place] = (same_layouts(tensors), *passed)
 
 

@@ -40,7 +40,6 @@ from backend_kwargs.bundles.disk.place import (
     fingerprint,
     install,
     loaded_extensions,
-    make_folder,
     manifest_file,
     new_folder,
     private_folder,
@@ -50,7 +49,7 @@ from backend_kwargs.bundles.disk.place import (
 )
 from backend_kwargs.bundles.graphs import Graph, permits_decision
 from backend_kwargs.bundles.running import Built, device_of
-from backend_kwargs.bundles.samples import InputCheck, content_hash, leaves_of, memory_view
+from backend_kwargs.bundles.samples import InputCheck, content_hash, leaves_of, memory_view, torch_value
 from backend_kwargs.errors import BackendKwargsError, error_text, printable, shown, warn_once, wrong_value
 from backend_kwargs.files import NO_LINK, content_of, opened_file, opened_folder, retried
 from backend_kwargs.keys import digest
@@ -91,7 +90,7 @@ def why_not_samples(built: Built) -> str:
 
 def checked_size(shape: list[int], stride: list[int] | None, dtype: str, device: str, layout: str) -> int:
     """Return the bytes of a tensor as a manifest describes it; raise unless one can be like that."""
-    of, laid_out = (getattr(torch, name.removeprefix("torch.")) for name in (dtype, layout))
+    of, laid_out = torch_value(dtype), torch_value(layout)
     if not isinstance(of, torch.dtype) or not isinstance(laid_out, torch.layout):
         raise TypeError(f"{shown(dtype)} or {shown(layout)} is not a dtype and a layout")
     torch.device(device)
@@ -485,8 +484,6 @@ def save(built: Built, path: Path, signing_key: object = None, *, factory: str =
     if why := why_not_samples(built):
         raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: it would have no valid samples: {why}.")
     with new_folder(path) as new:
-        for folder in (PARTS, SIGNATURES):
-            make_folder(new / folder)
         manifest = msgspec.json.encode(_write_parts(built, new / PARTS, factory))
         content = msgspec.json.format(manifest, indent=1) + b"\n"
         if len(content) > LARGEST:

@@ -117,11 +117,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         of_graphs = [part for graph in self.graphs for part in (graph.code, *graph.libraries) if part]
         return [*of_graphs, *self.extensions.values()]
 
-    @property
-    def parts(self) -> list[Part]:
-        """Every part."""
-        return [self.weights, *self.code]
-
 
 def decoded(content: bytes, path: Path) -> Manifest:
     """Parse the content of a manifest file; raise if it is not valid, or from a later release."""
@@ -288,11 +283,17 @@ RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give a private folder beside `path`, to be filled, and put it in place; after an error, nothing has changed."""
+    """Give a private folder beside `path`, with a bundle's folders to be filled, and put it in place.
+
+    After an error, nothing has changed.
+    """
     with reported(f"bundle {str(path)!r}"):
         target = resolved(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with private_folder(target.parent, _beside(target), remove=_remove) as new:
+            for folder in (new / PARTS, new / SIGNATURES):
+                folder.mkdir()
+                folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXU)  # whatever the umask is
             yield new
             _put_in_place(new, target)
         for _ in range(MOST_TRIES):  # another save may be deleting it
@@ -402,12 +403,6 @@ def _take_over(old: Path, new: Path) -> None:
     new.chmod(stat.S_IMODE(owner.st_mode))
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder with the mode that the umask permits to others, and all that its owner needs."""
-    path.mkdir()
-    path.chmod(stat.S_IMODE(path.stat().st_mode) | stat.S_IRWXU)
-
-
 def _sync(*folders: Path) -> None:
     """Let the names in these folders last if the machine fails."""
     for path in folders:
@@ -443,7 +438,7 @@ def _names(path: Path) -> list[str]:
             foreign = [name for name in names if name not in (PARTS, SIGNATURES, LOCK)]
             raise _not_ours((foreign or names)[0]) from None
         files = {MANIFEST, LOCK, f"{SIGNATURES}/{digest(content)}"}
-        files |= {f"{PARTS}/{part.sha256}" for part in manifest.parts}
+        files |= {f"{PARTS}/{part.sha256}" for part in (manifest.weights, *manifest.code)}
         files_here = []
         for name in names:
             kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
