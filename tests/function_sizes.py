@@ -23,6 +23,25 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 SHORT, LONG = 5, 60  # lines, of which the docstring's count
 MOST: dict[str, dict[str, int]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["size"]
+RELEASED: dict[str, tuple[int, int]] = {  # statements and tokens of 0.1.0, where it had the folder
+    "backend_kwargs": (10932, 128366),
+    "backend_kwargs/cli": (643, 7079),
+    "backend_kwargs/compare": (336, 3813),
+    "backend_kwargs/harness": (347, 3511),
+    "backend_kwargs/integrations": (33, 256),
+    "backend_kwargs/report": (451, 4985),
+    "benchmarks": (5254, 75468),
+    "benchmarks/analysis": (1071, 15339),
+    "benchmarks/execution": (1404, 16225),
+    "benchmarks/studies": (739, 10149),
+    "benchmarks/workloads": (1788, 30509),
+    "tests": (14556, 197806),
+    "tests/auto": (2439, 30345),
+    "tests/benchmarks": (2299, 32177),
+    "tests/faults": (516, 6094),
+    "tests/frameworks": (531, 5614),
+    "tests/gpu": (1234, 15677),
+}
 OTHER_CODE = (".css", ".j2", ".js", ".sh")  # counted by lines, and by words and signs
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 MOST_SHARE = {"backend_kwargs": 0.08, "benchmarks": 0.08}  # of all functions that are such helpers
@@ -50,14 +69,15 @@ def _of_file(path: Path) -> Size:
 
 
 def sizes(root: Path = ROOT) -> Iterator[str]:
-    """Yield a table of the statements and tokens in each folder, beside what its tree may have."""
-    yield f"{'':24} {'statements':>10} {'at most':>10} {'tokens':>10} {'at most':>10}"
+    """Yield a table of the statements and tokens in each folder, what its tree may have, and what it had in 0.1.0."""
+    yield f"{'':24} {'statements':>10} {'at most':>10} {'0.1.0':>10} {'tokens':>10} {'at most':>10} {'0.1.0':>10}"
     for tree, most in MOST.items():
-        size = size_of(root / tree)
-        yield f"{tree:24} {size.statements:10} {most['statements']:10} {size.tokens:10} {most['tokens']:10}"
-        for folder in sorted(path for path in (root / tree).iterdir() if path.is_dir()):
+        for folder in (root / tree, *sorted(path for path in (root / tree).iterdir() if path.is_dir())):
+            limits = most.values() if folder.name == tree else ("", "")
+            before = RELEASED.get(str(folder.relative_to(root)), ("", ""))
             if (size := size_of(folder)).statements:
-                yield f"  {folder.name:22} {size.statements:10} {'':10} {size.tokens:10}"
+                columns = (f"{each:>10}" for row in zip(size, limits, before, strict=True) for each in row)
+                yield f"{'  ' * (folder.name != tree) + folder.name:24} {' '.join(columns)}"
 
 
 class Function(NamedTuple):
