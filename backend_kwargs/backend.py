@@ -309,7 +309,9 @@ def find_backend(spec: str, *, trust: bool = True) -> Backend:
     forced = head == "dynamo"
     if found := find_in_dynamo(rest if forced else spec):
         return found
-    if colon and not forced and not _misspelled(spec, head, rest):
+    if colon and not forced and head in _dynamo_names():
+        raise BackendKwargsError(f"Backend {head!r} has no templates, got {shown(rest)}.")
+    if colon and not forced and not get_close_matches(head, OURS, n=1, cutoff=0.8):
         if not trust:
             raise BackendKwargsError(
                 f"Backend {shown(spec)} is code to import, which a config may name only if it is trusted: "
@@ -382,13 +384,6 @@ def _dynamo_names() -> list[str]:
     from backend_kwargs.torch_internals.dynamo import list_backends
 
     return list_backends()
-
-
-def _misspelled(spec: str, head: str, rest: str) -> bool:
-    """Return whether `spec` is a misspelled name of ours; raise if it gives a template to another backend."""
-    if head in _dynamo_names():
-        raise BackendKwargsError(f"Backend {head!r} has no templates, got {shown(rest)}.")
-    return bool(get_close_matches(head, OURS, n=1, cutoff=0.8))
 
 
 def _imported(qualified: str) -> Any:

@@ -6,7 +6,7 @@ module, which has the value and the variables.
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -228,18 +228,12 @@ def _merged(first: Note, second: Note) -> Note:
 
 def _renamed(name: str, options: Mapping[str, Option]) -> str:
     """Return the new name of `name` as text, if the option is absent here or an unread copy."""
-    other = next((other for other in _other_names(name) if other in options), None)
+    of_cuda = _cutlass_name(name) if name.startswith("cuda.") else ""
+    others = (RENAMED.get(name, ""), of_cuda, *(old for old, new in RENAMED.items() if new == name))
+    other = next((other for other in others if other in options), None)
     here = options.get(name)
     working = here is not None and (here.alias is not None or name in RENAMED.values())
     return f"is called {other!r} on torch {_shown(_installed())}." if other and not working else ""
-
-
-def _other_names(name: str) -> Iterator[str]:
-    if name in RENAMED:
-        yield RENAMED[name]
-    if name.startswith("cuda."):
-        yield _cutlass_name(name)
-    yield from (old for old, new in RENAMED.items() if new == name)
 
 
 def _in_another_release(name: str, options: Mapping[str, Option]) -> str:

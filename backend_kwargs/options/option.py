@@ -266,16 +266,9 @@ def _wheres(args: tuple[object, ...]) -> list[Where]:
 
 
 def _fit_callable(args: tuple[object, ...], value: object, as_text: bool) -> object:
-    if callable(value):
-        return value
-    return _imported(value) if as_text and isinstance(value, str) and ":" in value else _MISFIT
-
-
-def _imported(qualified: str) -> object:
-    try:
-        value = pkgutil.resolve_name(qualified)
-    except (ImportError, AttributeError, ValueError):
-        return _MISFIT
+    if as_text and isinstance(value, str) and ":" in value:
+        with suppress(ImportError, AttributeError, ValueError):
+            value = pkgutil.resolve_name(value)
     return value if callable(value) else _MISFIT
 
 
@@ -327,8 +320,11 @@ def _readings(wanted: object, value: object) -> Iterator[object]:
         yield value
         return
     word = value.strip().lower()
-    # Quotes are part of the text for a str option; for an unknown type they are JSON's.
-    yield from (read for read in _json(value) if _unknown(wanted) or not isinstance(read, str))
+    with suppress(ValueError, RecursionError):
+        read = json.loads(value)
+        # Quotes are part of the text for a str option; for an unknown type they are JSON's.
+        if not why_not_plain(read) and (_unknown(wanted) or not isinstance(read, str)):
+            yield read
     yield from (table[word] for table in (_WORDS, _FLAGS) if word in table)
     if not _unknown(wanted):
         with suppress(ValueError):
@@ -336,14 +332,6 @@ def _readings(wanted: object, value: object) -> Iterator[object]:
     yield value
     if not word.startswith(("[", "{")):  # JSON that does not fit stays an error
         yield split_outside(value)
-
-
-def _json(text: str) -> list[object]:
-    try:
-        read = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    return [] if why_not_plain(read) else [read]
 
 
 NAME = re.compile(r"[A-Za-z_][\w.-]*")
