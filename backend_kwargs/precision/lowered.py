@@ -27,7 +27,7 @@ from backend_kwargs.options.machine import machine
 from backend_kwargs.options.option import Options
 from backend_kwargs.options.precisions import PRECISIONS, UnfitPrecisionError, UnmeasuredError, why_slow
 from backend_kwargs.precision.casts import cast_products
-from backend_kwargs.precision.quantised import Held, quantise_linears, unhashed, unused_placeholders, why_none_quantised
+from backend_kwargs.precision.quantised import Held, quantise_linears, unhashed, unused_placeholders
 from backend_kwargs.torch_internals import functorch, pytree
 from backend_kwargs.torch_internals.dynamo import dropping_guards, is_tracing, tracing
 from backend_kwargs.torch_internals.tensors import enter_autocast, is_view
@@ -196,26 +196,24 @@ def _compiled(
 def lower(gm: GraphModule, example_inputs: Inputs, asked: Asked) -> Lowered:
     """Return a copy of `gm` in the precision; raise UnfitPrecisionError if no operation can be computed in it."""
     precision = PRECISIONS[asked.precision]
+    lowered = Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
     if asked.by_compiler:
-        return Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
+        return lowered
     if why := _why_unfit(example_inputs, asked.precision):
         raise UnfitPrecisionError(why)
-    lowered = Lowered(copy_of_graph(gm), list(range(len(example_inputs))), 0)
-    # Outside dynamo no guard checks the identity of a parameter.
-    lifted = lifted_parameters(gm, example_inputs) if is_tracing() else {}
     if precision.kind == "quantised":
+        # Outside dynamo no guard checks the identity of a parameter.
+        lifted = lifted_parameters(gm, example_inputs) if is_tracing() else {}
         if any(value.is_inference() for value in lifted.values()):
             raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
-        lifted = only_read_parameters(gm, lifted)
-        lowered.products = quantise_linears(lowered.gm, lifted, asked.precision, lowered.held)
-        nothing = "" if lowered.products else why_none_quantised(gm, lifted, asked.precision)
+        only_read = only_read_parameters(gm, lifted)
+        lowered.products = quantise_linears(lowered.gm, only_read, asked.precision, lowered.held)
+    elif has_transforms(gm):
+        raise UnfitPrecisionError("it has a transform of torch.func, such as vmap")
     else:
-        if has_transforms(gm):
-            raise UnfitPrecisionError("it has a transform of torch.func, such as vmap")
         lowered.products = cast_products(lowered.gm, getattr(torch, precision.dtype))
-        nothing = "no product or convolution computes in float32"
     if not lowered.products:
-        raise UnfitPrecisionError(nothing)
+        raise UnfitPrecisionError("no product or convolution computes in float32")
     lowered.kept = unused_placeholders(lowered.gm, list(lowered.held.positions))
     lowered.gm.recompile()
     return lowered

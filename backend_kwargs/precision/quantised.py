@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.freezing import CopyOfParameters, unused_name
+from backend_kwargs.options.precisions import UnfitPrecisionError
 from backend_kwargs.torch_internals import dynamo
 from backend_kwargs.torch_internals.dynamo import AttrSource, Source, sources_of_attributes
 from backend_kwargs.torch_internals.replacing import restored_by, undone
@@ -195,42 +196,32 @@ def config_of(precision: str) -> Any:
 def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str, held: Held) -> int:
     """Replace the linear layers of `gm` whose weight is one of the `lifted` inputs, in place; return their number.
 
-    All inputs of `gm` remain, used or not. A bias also remains an input, so no copy of it is made.
+    All inputs of `gm` remain, used or not. A bias also remains an input, so no copy of it is made. Raise
+    UnfitPrecisionError if there is none, with the reason of the first.
     """
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    weights = {placeholders[at]: (at, value) for at, value in lifted.items()}
+    layers = gm.graph.find_nodes(op="call_function", target=functional.linear)
+    positions = {node: at for at, node in enumerate(gm.graph.find_nodes(op="placeholder")) if at in lifted}
     modules: dict[Node, str] = {}
-    count = 0
-    for node in list(gm.graph.nodes):
-        if node.op != "call_function" or node.target is not functional.linear:
-            continue
+    reasons: list[str] = []
+    for node in layers:
         x, weight, bias = _arguments(node)
-        if weight not in weights or why_not_quantised(node, weights[weight][1], precision):
+        at: Any = positions.get(weight)
+        if why := why_not_quantised(node, lifted.get(at), precision):
+            reasons.append(why)
             continue
-        at, value = weights[weight]
         if weight not in modules:
-            made = weight_of(value, precision, partial(_quantised, precision=precision))
+            made = weight_of(lifted[at], precision, partial(_quantised, precision=precision))
             name = unused_name(gm, f"{weight.name}_{precision.replace('-', '_')}")
             gm.add_submodule(name, _linear(made.tensor))
             sources_of_attributes(gm)[f"{name}.weight"] = source_of(weight, precision)
             modules[weight] = name
             held.add(at, made)
         _replace(gm, node, modules[weight], x, bias, precision)
-        count += 1
+    if len(reasons) == len(layers):
+        which = "its linear layer" if len(layers) == 1 else f"the first of its {len(layers)} linear layers"
+        raise UnfitPrecisionError(f"the weight of {which} {reasons[0]}" if layers else "it has no linear layer")
     gm.recompile()
-    return count
-
-
-def why_none_quantised(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str) -> str:
-    """Return why `quantise_linears` changes no linear layer of `gm`, in terms of the first one."""
-    layers = gm.graph.find_nodes(op="call_function", target=functional.linear)
-    if not layers:
-        return "it has no linear layer"
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    weight = _arguments(layers[0])[1]
-    value = lifted.get(placeholders.index(weight)) if weight in placeholders else None
-    which = "its linear layer" if len(layers) == 1 else f"the first of its {len(layers)} linear layers"
-    return f"the weight of {which} {why_not_quantised(layers[0], value, precision)}"
+    return len(layers) - len(reasons)
 
 
 def why_not_quantised(node: Node, value: torch.Tensor | None, precision: str) -> str:
