@@ -27,7 +27,7 @@ from backend_kwargs.options.machine import machine
 from backend_kwargs.options.option import Options
 from backend_kwargs.options.precisions import PRECISIONS, UnfitPrecisionError, UnmeasuredError, why_slow
 from backend_kwargs.precision.casts import cast_products
-from backend_kwargs.precision.quantised import Held, quantise_linears, unhashed, unused_placeholders
+from backend_kwargs.precision.quantised import Weight, quantise_linears, unhashed, unused_placeholders
 from backend_kwargs.torch_internals import functorch, pytree
 from backend_kwargs.torch_internals.dynamo import dropping_guards, is_tracing, tracing
 from backend_kwargs.torch_internals.tensors import enter_autocast, is_view
@@ -130,12 +130,15 @@ class Asked:
 
 @dataclass
 class Lowered:
-    """A graph in a lower precision; `kept` are the positions of the original inputs that it still takes."""
+    """A graph in a lower precision; `kept` are the positions of the original inputs that it still takes.
+
+    `weights` are those that it has instead of parameters, by the position of the input that each follows.
+    """
 
     gm: GraphModule
     kept: list[int]
     products: int
-    held: Held = field(default_factory=Held)
+    weights: dict[int, Weight] = field(default_factory=dict)
 
 
 def compile_lowered(
@@ -170,13 +173,13 @@ def _compiled(
     """Return the graph compiled in the precision; note what was used."""
     gm, example_inputs = graph.gm, graph.example_inputs
     lowered = lower(gm, example_inputs, asked)
-    used.nbytes, used.products = lowered.held.nbytes, lowered.products
+    used.nbytes, used.products = sum(each.nbytes for each in lowered.weights.values()), lowered.products
 
     def compile_copy(written: Collection[int]) -> Compiled:
         placeholders = lowered.gm.graph.find_nodes(op="placeholder")
         keep_inputs(node for at, node in zip(lowered.kept, placeholders, strict=True) if at in written)
         # The identity of the converted parameters, and their versions if freezing makes them constants.
-        if held := by_source(gm, {at: example_inputs[at] for at in lowered.held.positions}):
+        if held := by_source(gm, {at: example_inputs[at] for at in lowered.weights}):
             guard_parameters(held, constants=held if asked.freezing else ())
         with unhashed() if PRECISIONS[asked.precision].kind == "quantised" else nullcontext():
             kept = [example_inputs[at] for at in lowered.kept]
@@ -184,7 +187,7 @@ def _compiled(
         # A compiler may compute in another precision than it was asked for, without an error.
         if asked.by_compiler and compiled.facts.parts and (notes := compiled.facts.parts.notes):
             raise UnfitPrecisionError("; ".join(notes))
-        if not lowered.held.positions:
+        if not lowered.weights:
             return compiled
         return compiled.called_by(_following(compiled.call, lowered, watched=not asked.freezing))
 
@@ -207,14 +210,14 @@ def lower(gm: GraphModule, example_inputs: Inputs, asked: Asked) -> Lowered:
         if any(value.is_inference() for value in lifted.values()):
             raise UnfitPrecisionError("a weight is an inference tensor, which has no version counter")
         only_read = only_read_parameters(gm, lifted)
-        lowered.products = quantise_linears(lowered.gm, only_read, asked.precision, lowered.held)
+        lowered.products, lowered.weights = quantise_linears(lowered.gm, only_read, asked.precision)
     elif has_transforms(gm):
         raise UnfitPrecisionError("it has a transform of torch.func, such as vmap")
     else:
         lowered.products = cast_products(lowered.gm, getattr(torch, precision.dtype))
     if not lowered.products:
         raise UnfitPrecisionError("no product or convolution computes in float32")
-    lowered.kept = unused_placeholders(lowered.gm, list(lowered.held.positions))
+    lowered.kept = unused_placeholders(lowered.gm, list(lowered.weights))
     lowered.gm.recompile()
     return lowered
 
@@ -228,13 +231,14 @@ def _why_unfit(example_inputs: Inputs, name: str) -> str:
 
 
 def _following(compiled: Call, lowered: Lowered, *, watched: bool) -> Call:
-    kept, held = lowered.kept, lowered.held
+    kept, weights = lowered.kept, lowered.weights
 
     # A wrapper in the hot path: only a look at each parameter shows whether it changed. It keeps the weights alive.
     @functools.wraps(compiled)
-    def call(*inputs: object) -> object:
+    def call(*inputs: Any) -> object:
         if watched:
-            held.follow(inputs)
+            for at, weight in weights.items():
+                weight.follow(inputs[at])
         return compiled(*[inputs[at] for at in kept])
 
     call.__dict__.pop("serialize", None)  # aot_compile() would save it without these weights

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
-from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.freezing import CopyOfParameters, unused_name
 from backend_kwargs.options.precisions import UnfitPrecisionError
 from backend_kwargs.torch_internals import dynamo
@@ -129,31 +128,6 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [part for name in names for part in _parts(getattr(tensor, name))]
 
 
-@dataclass
-class Held:
-    """The weights that a graph has instead of parameters, by the position of the input that each follows."""
-
-    positions: dict[int, list[Weight]] = field(default_factory=dict)
-
-    def add(self, position: int, weight: Weight) -> None:
-        """Make `weight` follow the input at `position`."""
-        known = self.positions.setdefault(position, [])
-        if weight not in known:
-            known.append(weight)
-
-    def follow(self, inputs: Inputs) -> None:
-        """Convert the parameters that have changed."""
-        for position, weights in self.positions.items():
-            parameter = inputs[position]
-            for weight in weights:
-                weight.follow(parameter)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all weights."""
-        return sum(weight.nbytes for weights in self.positions.values() for weight in weights)
-
-
 def source_of(placeholder: Node, precision: str) -> Source:
     """Return a source for a converted parameter: AOTAutograd needs a different one for each attribute."""
     source = dynamo.source_of(placeholder)
@@ -193,15 +167,19 @@ def config_of(precision: str) -> Any:
     return configs[precision](set_inductor_config=False)
 
 
-def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str, held: Held) -> int:
-    """Replace the linear layers of `gm` whose weight is one of the `lifted` inputs, in place; return their number.
+def quantise_linears(
+    gm: GraphModule, lifted: Mapping[int, torch.Tensor], precision: str
+) -> tuple[int, dict[int, Weight]]:
+    """Replace the linear layers of `gm` whose weight is one of the `lifted` inputs, in place.
 
-    All inputs of `gm` remain, used or not. A bias also remains an input, so no copy of it is made. Raise
-    UnfitPrecisionError if there is none, with the reason of the first.
+    Return their number, and the weights that `gm` now has, by the position of the input that each follows. All inputs
+    of `gm` remain, used or not. A bias also remains an input, so no copy of it is made. Raise UnfitPrecisionError if
+    there is no such layer, with the reason of the first.
     """
     layers = gm.graph.find_nodes(op="call_function", target=functional.linear)
     positions = {node: at for at, node in enumerate(gm.graph.find_nodes(op="placeholder")) if at in lifted}
-    modules: dict[Node, str] = {}
+    modules: dict[int, str] = {}
+    weights: dict[int, Weight] = {}
     reasons: list[str] = []
     for node in layers:
         x, weight, bias = _arguments(node)
@@ -209,19 +187,18 @@ def quantise_linears(gm: GraphModule, lifted: Mapping[int, torch.Tensor], precis
         if why := why_not_quantised(node, lifted.get(at), precision):
             reasons.append(why)
             continue
-        if weight not in modules:
-            made = weight_of(lifted[at], precision, partial(_quantised, precision=precision))
+        if at not in modules:
+            weights[at] = weight_of(lifted[at], precision, partial(_quantised, precision=precision))
             name = unused_name(gm, f"{weight.name}_{precision.replace('-', '_')}")
-            gm.add_submodule(name, _linear(made.tensor))
+            gm.add_submodule(name, _linear(weights[at].tensor))
             sources_of_attributes(gm)[f"{name}.weight"] = source_of(weight, precision)
-            modules[weight] = name
-            held.add(at, made)
-        _replace(gm, node, modules[weight], x, bias, precision)
+            modules[at] = name
+        _replace(gm, node, modules[at], x, bias, precision)
     if len(reasons) == len(layers):
         which = "its linear layer" if len(layers) == 1 else f"the first of its {len(layers)} linear layers"
         raise UnfitPrecisionError(f"the weight of {which} {reasons[0]}" if layers else "it has no linear layer")
     gm.recompile()
-    return len(layers) - len(reasons)
+    return len(layers) - len(reasons), weights
 
 
 def why_not_quantised(node: Node, value: torch.Tensor | None, precision: str) -> str:
