@@ -142,9 +142,19 @@ class Compiler(ABC):
     def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         """Raise if these cannot compile; call `tell` for each limit that has a documented fallback."""
 
-    @abstractmethod
     def read(self, source: str, given: Options, coerce: Check) -> Reading:
         """Check the options of `source` and order them: templates, then the mode, then options."""
+        given = dict(given)
+        mapping = given.pop("options", None) or {}
+        if not isinstance(mapping, Mapping):
+            raise wrong_value("'options'", "a mapping of options", mapping)
+        known = [(self.option(name), value) for name, value in {**mapping, **given}.items()]
+        checked = {option.name: copied(self.checked(option, value, coerce)) for option, value in known}
+        return Reading((), (Layer(source, MappingProxyType(checked)),))
+
+    def checked(self, option: Option, value: object, coerce: Check) -> object:
+        """Return `value` converted to the option's type, or raise."""
+        return coerce(option, value, f"backend {self.name!r}: option")
 
     def limits(self, options: Options) -> Mapping[str, Limit]:
         """Return the reason for each of `options` that has no effect on this machine or with the other options."""
@@ -224,19 +234,12 @@ class DeclaredCompiler(Compiler):
         return self.part_compiler(options).compile_graph(graph, options)  # type: ignore[no-any-return]
 
     def checked(self, option: Option, value: object, coerce: Check) -> object:
-        """Return `value` converted to the option's type, or raise."""
         return coerce(option, value, f"{self.library} option")
 
     def read(self, source: str, given: Options, coerce: Check) -> Reading:
-        given = dict(given)
         if "template" in given:
             self.template(given["template"])
-        mapping = given.pop("options", None) or {}
-        if not isinstance(mapping, Mapping):
-            raise wrong_value("'options'", "a mapping of options", mapping)
-        known = [(self.option(name), value) for name, value in {**mapping, **given}.items()]
-        checked = {option.name: copied(self.checked(option, value, coerce)) for option, value in known}
-        return Reading((), (Layer(source, MappingProxyType(checked)),))
+        return super().read(source, given, coerce)
 
     def limits(self, options: Options) -> Mapping[str, Limit]:
         return limits_of_options(options, lambda name: self.declared[name].default, machine(), self.rules)

@@ -6,21 +6,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter, Signature, getdoc, signature
-from types import MappingProxyType
 from typing import Any, TypeAlias, Union
 
-from backend_kwargs.backends import CapturedGraph, Compiler, Reading, Tell
-from backend_kwargs.errors import BackendKwargsError, shown, wrong_value
+from backend_kwargs.backends import CapturedGraph, Compiler, Tell
+from backend_kwargs.errors import BackendKwargsError, shown
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options import (
     DYNAMO_BACKENDS,
     DYNAMO_FALLBACKS,
     CannotWorkError,
-    Check,
-    Layer,
     Option,
     Options,
-    copied,
     limits,
 )
 
@@ -100,16 +96,6 @@ class DynamoCompiler(Compiler):
 
     def unchecked(self) -> str:
         return self.takes.unchecked
-
-    def read(self, source: str, given: Options, coerce: Check) -> Reading:
-        mapping = given.get("options") or {}
-        if not isinstance(mapping, Mapping):
-            raise wrong_value("'options'", "a mapping", mapping)
-        flat = {name: value for name, value in given.items() if name != "options"} | dict(mapping)
-        known = [(self.option(name), value) for name, value in flat.items()]
-        kind = f"backend {self.name!r}: option"
-        checked = {option.name: copied(coerce(option, value, kind)) for option, value in known}
-        return Reading((), (Layer(source, MappingProxyType(checked)),))
 
     def verify(self, templates: Sequence[str], options: Options, tell: Tell) -> None:
         if missing := [name for name in self.takes.required if name not in options and name != "options"]:

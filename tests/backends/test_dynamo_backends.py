@@ -213,7 +213,7 @@ def test_options_want_a_mapping():
     """`options` that is not a mapping raises."""
     with pytest.raises(bk.BackendKwargsError) as e:
         bk.make_backend(mapping, options=3)
-    assert str(e.value) == "'options' must be a mapping, got 3 (int)."
+    assert str(e.value) == "'options' must be a mapping of options, got 3 (int)."
 
 
 @pytest.mark.parametrize(
