@@ -85,19 +85,27 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What an audit has measured: contenders, the decision first.
+class Audited:
+    """A decision, with the model and the machine that it was measured on; if it was not, `why`.
 
-    `again` are the samples of the decision under another name. `fresh` are the labels of what each fresh race chose.
+    `contenders` are those that were measured, the decision first, and `again` the samples of the decision under
+    another name. `fresh` are the labels of what each fresh race chose.
     """
 
-    contenders: tuple[Contender, ...]
+    model: str
+    decision: Decision
+    here: Machine
+    why: str = ""
+    judges_time: bool = True
+    places: tuple[str, ...] = ()
+    contenders: tuple[Contender, ...] = ()
     again: Sequence[float] = ()
     fresh: tuple[str, ...] = ()
 
 
-def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -> Measured:
+def measured(audited: Audited, request: Request, effort: Effort, tell: Tell) -> Audited:
     """Measure a decision for the graph of a request; raise if the graph cannot be raced, or does not permit it."""
+    decision = audited.decision
     trusts = Question(request).trusts
     if not trusts(decision.winner, decision):
         raise BackendKwargsError(f"these options do not permit {decision.winner}")
@@ -110,7 +118,8 @@ def measured(request: Request, decision: Decision, effort: Effort, tell: Tell) -
     with sandboxed(request.gm) as sandbox:
         settings = replace(request.settings, budget_s=COMPILE_S)
         running = begun(replace(request, settings=settings), sandbox, dynamo_s=dynamo_seconds())
-        return replace(_timed(running, wanted, effort, tell), fresh=fresh_labels)
+        contenders, again = _timed(running, wanted, effort, tell)
+    return replace(audited, contenders=contenders, again=again, fresh=fresh_labels)
 
 
 def _wanted(
@@ -140,8 +149,10 @@ def _wanted(
     return wanted, tuple(add(row.name, row.options, row.compiler) for row in fresh)
 
 
-def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tell: Tell) -> Measured:
-    """Compile and check the candidates, and time those that pass, each code once, in turn."""
+def _timed(
+    running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tell: Tell
+) -> tuple[tuple[Contender, ...], Sequence[float]]:
+    """Compile and check the candidates, time those that pass, each code once, in turn; return the first's again too."""
     eager = in_eager(running)
     calls: dict[str, Callable[[], object]] = {}
     found: dict[str, Contender] = {}
@@ -172,7 +183,7 @@ def _timed(running: RaceState, wanted: Mapping[str, Wanted], effort: Effort, tel
             failed=failed,
         )
     timed = (replace(found[label], samples=samples.get(found[label].code_of, ())) for label in wanted)
-    return Measured(tuple(timed), samples.get(AGAIN, ()))
+    return tuple(timed), samples.get(AGAIN, ())
 
 
 # ---- what was found
@@ -261,19 +272,6 @@ def as_json(document: AuditDocument) -> str:
     return msgspec.json.format(msgspec.json.encode(document, enc_hook=repr), indent=1).decode() + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Audited:
-    """A decision, with the model and the machine that it was measured on; if it was not, `why`."""
-
-    model: str
-    decision: Decision
-    here: Machine
-    measured: Measured | None = None
-    why: str = ""
-    judges_time: bool = True
-    places: tuple[str, ...] = ()
-
-
 def judged(audited: Sequence[Audited]) -> list[Finding]:
     """Return what audits found, with Holm's correction over their decisions."""
     found = [_finding(each) for each in audited]
@@ -286,7 +284,7 @@ def judged(audited: Sequence[Audited]) -> list[Finding]:
 
 def _finding(audited: Audited) -> Finding:
     """Return what is known of one decision alone."""
-    decision, measured = audited.decision, audited.measured
+    decision = audited.decision
     known: dict[str, Any] = {
         "model": shortened(audited.model, NAME),
         "key": shortened(decision.key, NAME),
@@ -295,12 +293,12 @@ def _finding(audited: Audited) -> Finding:
         "places": tuple(shortened(each, TEXT) for each in audited.places),
         "options": {shortened(name, NAME): value for name, value in decision.options.items()},
     }
-    if measured is None:
+    if not audited.contenders:
         return Finding(verdict="not audited", reason=shortened(audited.why, TEXT), **known)
-    own, *others = measured.contenders
+    own, *others = audited.contenders
     if not own.samples:
         return Finding(verdict="fails", reason=_why(own.row), **known)
-    noise = trial.sure_ratio(measured.again, own.samples).ratio
+    noise = trial.sure_ratio(audited.again, own.samples).ratio
     over = {
         each.label: trial.sure_ratio(own.samples, each.samples, max(MARGIN, noise.reach - 1))
         for each in others
@@ -309,7 +307,7 @@ def _finding(audited: Audited) -> Finding:
     ratios = {own.label: Interval(1.0, 1.0, 1.0)} | {label: each.ratio for label, each in over.items()}
     closest = min(over, key=lambda label: over[label].p, default="")
     best = max(ratios, key=lambda label: ratios[label].median)
-    others_chosen = [label for label in measured.fresh if label != own.label]
+    others_chosen = [label for label in audited.fresh if label != own.label]
     apart = [ratios[label] for label in others_chosen if label in ratios]
     return Finding(
         verdict="right" if all(ratio.high <= 1 for ratio in ratios.values()) else "within noise",
@@ -320,7 +318,7 @@ def _finding(audited: Audited) -> Finding:
         p=min(1.0, over[closest].p * len(over)) if closest else 1.0,
         best=best,
         regret=_bounded(ratios[best], less=1),
-        races=len(measured.fresh),
+        races=len(audited.fresh),
         others=len(others_chosen),
         flips=sum(each.low > 1 + MARGIN or each.high < 1 - MARGIN for each in apart),
         noise=_bounded(noise),
@@ -366,11 +364,10 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
 
     None if it was not measured, or nothing runs.
     """
-    contenders = audited.measured.contenders if audited.measured else ()
-    seconds = {each.label: trial.percentile(each.samples, 0.5) for each in contenders if each.samples}
+    seconds = {each.label: trial.percentile(each.samples, 0.5) for each in audited.contenders if each.samples}
     if not seconds:
         return None
-    won = min(seconds, key=lambda label: seconds[label]) if finding.failed else contenders[0].label
+    won = min(seconds, key=lambda label: seconds[label]) if finding.failed else audited.contenders[0].label
     rows = tuple(
         replace(  # under the candidate's own name
             each.row,
@@ -383,7 +380,7 @@ def renewed(audited: Audited, finding: Finding) -> Decision | None:
             led_s=None,
             timed_s=None,
         )
-        for each in contenders
+        for each in audited.contenders
     )
     chosen = next(row for row in rows if row.won)
     return replace(
@@ -507,8 +504,7 @@ class Auditor:
         audited = Audited(target.label, decision, asked.here, judges_time=judges_time, places=places)
         what = f"{target.label}: {decision.winner} for {decision.facts or 'a graph'}"
         try:
-            found = measured(request, decision, self.effort, lambda doing: self.tell(f"{what}: {doing}"))
-            self.found.append(replace(audited, measured=found))
+            self.found.append(measured(audited, request, self.effort, lambda doing: self.tell(f"{what}: {doing}")))
         except RESTARTS:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a race meets, the other decisions are audited

@@ -65,9 +65,9 @@ class Pool(ABC):
     def missing(self, unit: Unit) -> str:
         """Return why no worker here can ever run this unit, or ""."""
 
-    @abstractmethod
     def devices_of(self, unit: Unit) -> Collection[str]:
         """Return the names of the devices that may run this unit, as its result names one; none if not known."""
+        return ()
 
     @abstractmethod
     def fits(self, unit: Unit) -> bool:
@@ -529,7 +529,10 @@ def _url(address: str) -> str:
 
 
 class RayPool(Pool):
-    """The workers of the cluster at `address`, "auto" for the one of this machine; `folder` travels to them."""
+    """The workers of the cluster at `address`, "auto" for the one of this machine; `folder` travels to them.
+
+    Its devices are not known: it has several types of CPUs and GPUs, and Ray does not say how torch names them.
+    """
 
     def __init__(self, address: str, folder: Path) -> None:
         super().__init__()
@@ -564,10 +567,6 @@ class RayPool(Pool):
             return ""
         wanted = {"cpu": f"{unit.threads or 1} CPUs", "cuda": "a GPU"}.get(unit.device, f"an {unit.device}")
         return f"no node of the Ray cluster has {wanted}"
-
-    def devices_of(self, unit: Unit) -> Sequence[str]:
-        """Return no name: a cluster has several types of CPUs and GPUs, and Ray does not say how torch names them."""
-        return ()
 
     def fits(self, unit: Unit) -> bool:
         """Return whether the cluster has a place for the unit, beside those of its kind that run."""

@@ -130,9 +130,6 @@ class Workers(Pool):
     def missing(self, unit: Unit) -> str:
         return ""
 
-    def devices_of(self, unit: Unit) -> Sequence[str]:
-        return ()
-
     def fits(self, unit: Unit) -> bool:
         return self.free > 0
 

@@ -16,7 +16,6 @@ from backend_kwargs.fleet.audit import (
     AuditDocument,
     Audited,
     Contender,
-    Measured,
     as_json,
     audit_document,
     judged,
@@ -69,8 +68,15 @@ def audited(
     known |= {name: times(each, at) for at, (name, each) in enumerate(samples.items(), 2)}
     known = {name: each[:rounds] for name, each in known.items()}
     timed = (replace(each, samples=known.get(each.code_of, ())) for each in (own, *others))
-    measured = Measured(tuple(timed), times(seconds * again, 1)[:rounds], tuple(fresh))
-    return Audited("my.py:build", decision, here, measured, judges_time=judges)
+    return Audited(
+        "my.py:build",
+        decision,
+        here,
+        judges_time=judges,
+        contenders=tuple(timed),
+        again=times(seconds * again, 1)[:rounds],
+        fresh=tuple(fresh),
+    )
 
 
 DEFAULT = contender("default")
