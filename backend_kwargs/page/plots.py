@@ -6,7 +6,7 @@ have a coordinate system of their own.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from backend_kwargs.interval import Interval
 from backend_kwargs.page import figures
@@ -126,6 +126,20 @@ class Scatter(NamedTuple):
     y_ticks: list[tuple[float, str]]
 
 
+Cost: TypeAlias = tuple[str, str, str, Callable[[float | None], str]]
+# What a candidate costs: the field that has it, the column of a table, the axis of a plot, and how it is written.
+COSTS: tuple[Cost, ...] = (
+    ("compile_s", "Compile", "time to compile", figures.duration),
+    ("peak_bytes", "Memory", "memory", figures.size),
+    ("error", "Error", "error", figures.error),
+)
+
+
+def costs_of(found: Sequence[Row | Point]) -> list[Cost]:
+    """Return the costs that are known of any of these."""
+    return [cost for cost in COSTS if any(getattr(each, cost[0]) is not None for each in found)]
+
+
 def fastest_first(tradeoffs: Tradeoffs) -> list[Point]:
     """Return the points in the order of their numbers."""
     return sorted(tradeoffs.points, key=lambda point: point.time)
@@ -142,19 +156,8 @@ def on_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 def scatters(tradeoffs: Tradeoffs) -> Iterator[Scatter]:
     """Yield a plot for each cost that at least two candidates have."""
-    largest = max((point.peak_bytes or 0 for point in tradeoffs.points), default=0)
-    unit = 2**30 if largest >= 2**31 else 2**20  # for round values along the axis
-    costs: tuple[tuple[str, Callable[[Point], float | None], Callable[[float], str]], ...] = (
-        ("time to compile", lambda point: point.compile_s, figures.duration),
-        ("error", lambda point: point.error, figures.error),
-        (
-            "memory",
-            lambda point: point.peak_bytes and point.peak_bytes / unit,
-            lambda value: figures.size(value * unit),
-        ),
-    )
-    for title, cost, words in costs:
-        numbered = [(n, point, cost(point)) for n, point in enumerate(fastest_first(tradeoffs), 1)]
+    for field, _, title, words in COSTS:
+        numbered = [(n, point, getattr(point, field)) for n, point in enumerate(fastest_first(tradeoffs), 1)]
         known = [(n, point, value) for n, point, value in numbered if value is not None and value >= 0]
         if len({value for *_, value in known}) > 1:
             yield _scatter(title, known, words, figures.ratio if tradeoffs.relative else figures.duration)
