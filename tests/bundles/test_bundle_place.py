@@ -17,6 +17,7 @@ import backend_kwargs as bk
 from backend_kwargs import BackendKwargsError, CompiledModule
 from backend_kwargs.bundles.disk import place
 from backend_kwargs.bundles.disk.contents import inspected
+from backend_kwargs.files import BESIDE
 from backend_kwargs.keys import digest
 from tests.bundles.small_module import scaled
 
@@ -376,7 +377,7 @@ def test_what_a_kill_leaves_before_the_manifest_has_its_name_is_deleted(compiled
     for each in ("parts", "signatures"):
         (left / each).mkdir(parents=True)
         (left / each / "ab").touch()
-    (left / "manifest.json.new").touch()
+    (left / f"{BESIDE}{'0' * 16}").touch()
     compiled.save(tmp_path / "bundle")
     assert names(tmp_path) == ["bundle"]
 

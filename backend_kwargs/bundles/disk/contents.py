@@ -30,7 +30,6 @@ from backend_kwargs.bundles.disk.place import (
     PARTS,
     SCHEMA,
     SIGNATURES,
-    UNNAMED,
     GraphPart,
     Manifest,
     Part,
@@ -490,8 +489,7 @@ def save(built: Built, path: Path, signing_key: object = None, *, factory: str =
             raise BackendKwargsError(f"Cannot write bundle {str(path)!r}: its manifest is longer than {LARGEST} bytes.")
         if signing_key is not None:
             write(new / SIGNATURES / digest(content), signed(DOMAIN, content, signing_key))
-        write(unnamed := new / UNNAMED, content)
-        unnamed.rename(new / MANIFEST)  # a folder with a manifest is complete, or being deleted
+        write(new / MANIFEST, content)  # last: a folder with a manifest is complete, or being deleted
 
 
 def check_save(path: Path, signing_key: object = None) -> None:
@@ -518,8 +516,7 @@ def _write_parts(built: Built, parts: Path, factory: str) -> Manifest:
 
     def written(content: bytes) -> Part:
         part = Part(digest(content), len(content))
-        with suppress(FileExistsError):
-            write(parts / part.sha256, content)
+        write(parts / part.sha256, content)
         return part
 
     weights, shared = _weights(built.module)

@@ -28,11 +28,13 @@ import torch
 from backend_kwargs.bundles.config import REMOVED
 from backend_kwargs.errors import BackendKwargsError, error_text, removed, warn_once
 from backend_kwargs.files import (
+    BESIDE,
     DIRECTORY,
     NO_LINK,
     content_of,
     opened_file,
     opened_folder,
+    replace_file,
     reported,
     temporary,
     write_whole,
@@ -275,7 +277,6 @@ def _safe() -> Path:
 # ---- a bundle's own folder
 
 MANIFEST, PARTS, SIGNATURES = "manifest.json", "parts", "signatures"
-UNNAMED = f"{MANIFEST}.new"  # until all is written
 LOCK = ".lock"  # an empty file in the bundles of former releases
 MOST_TRIES, RETRY_S = 20, 0.005
 RENAME_EXCHANGE, AT_FDCWD = 2, -100  # of Linux
@@ -411,12 +412,8 @@ def _sync(*folders: Path) -> None:
 
 
 def write(file: Path, content: bytes) -> None:
-    """Write a new file that lasts if the machine fails."""
-    with file.open("xb") as opened:
-        os.fchmod(opened.fileno(), stat.S_IMODE(os.fstat(opened.fileno()).st_mode) | stat.S_IRUSR | stat.S_IWUSR)
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
+    """Write a file whole, that lasts if the machine fails, and that its owner can read whatever the umask is."""
+    replace_file(file, content, prepare=lambda new: new.chmod(stat.S_IMODE(new.stat().st_mode) | 0o600))
 
 
 def _names(path: Path) -> list[str]:
@@ -483,6 +480,6 @@ def _remove(path: Path) -> None:
                     if Path(name).parent.name == folder.name:
                         (path / name).unlink(missing_ok=True)
                 folder.rmdir()
-        for name in (LOCK, UNNAMED, MANIFEST):
-            (path / name).unlink(missing_ok=True)
+        for file in (path / LOCK, *path.glob(f"{BESIDE}*"), path / MANIFEST):
+            file.unlink(missing_ok=True)
         path.rmdir()
