@@ -196,7 +196,10 @@ def _is_fused(node: Node) -> bool:
     """Return whether Inductor fuses all operators that a node calls, none of which writes or draws."""
     made = traced_value(node)
     # Nor does a graph return tuples within its own, or fuse a copy to another device.
-    if not isinstance(made, torch.Tensor) or is_unknown(node) or _devices_of(node) - {made.device}:
+    read = [each for each in map(traced_value, node.all_input_nodes) if isinstance(each, torch.Tensor)]
+    if not isinstance(made, torch.Tensor) or is_unknown(node):
+        return False
+    if any(each.dim() and each.device != made.device for each in read):  # numbers in tensors may be elsewhere
         return False
     # A lowered graph has so many views that they would be all there is around a place.
     if isinstance(node.target, OpOverload):
@@ -215,12 +218,6 @@ def _is_fused(node: Node) -> bool:
     except Exception:  # noqa: BLE001 - whatever a function meets that is run apart from its graph, it is not fused
         return False
     return True
-
-
-def _devices_of(node: Node) -> set[torch.device]:
-    """Return the devices of what a node reads, but for numbers in tensors."""
-    values = map(traced_value, node.all_input_nodes)
-    return {each.device for each in values if isinstance(each, torch.Tensor) and each.dim()}
 
 
 def _is_pointwise(func: OpOverload) -> bool:

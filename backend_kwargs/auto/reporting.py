@@ -101,19 +101,13 @@ def settling_s(decision: Decision) -> float:
 
 
 def _head(decision: Decision) -> str:
-    head = f"auto: {decision.winner} for {decision.subject or 'this graph'} ({decision.seconds:.1f} s)"
-    return printable(f"{head}{_gain(decision)}")
-
-
-def _gain(decision: Decision) -> str:
-    """Return how much faster the winner is than eager and than default, as far as both were timed."""
-    winner = by_name(decision.rows).get(decision.winner)
-    over_eager = decision.ratio_over(winner, EAGER) if winner and winner.name != EAGER and winner.speedup else None
-    if winner is None or over_eager is None:
-        return ""
-    over_default = decision.ratio_over(winner, DEFAULT) if winner.name != DEFAULT else None
-    than_default = f", {over_default.median:.2f}x over default" if over_default else ""
-    return f": {over_eager.median:.2f}x over eager{than_default}"
+    """Return which candidate was chosen, and how much faster it is than eager and than default, if both were timed."""
+    winner, gain = by_name(decision.rows).get(decision.winner), ""
+    if winner and winner.name != EAGER and winner.speedup and (over_eager := decision.ratio_over(winner, EAGER)):
+        over_default = decision.ratio_over(winner, DEFAULT) if winner.name != DEFAULT else None
+        than_default = f", {over_default.median:.2f}x over default" if over_default else ""
+        gain = f": {over_eager.median:.2f}x over eager{than_default}"
+    return printable(f"auto: {decision.winner} for {decision.subject or 'this graph'} ({decision.seconds:.1f} s){gain}")
 
 
 def over_itself(decision: Decision) -> Interval | None:

@@ -28,16 +28,24 @@ from backend_kwargs.graphs.writes import (
     written_inputs,
     written_memory,
 )
-from backend_kwargs.torch_internals import dynamo
 from backend_kwargs.torch_internals.dynamo import (
     Guard,
     GuardBuilder,
     Source,
+    add_guard,
+    compile_id,
     config,
+    count_for_one_module,
+    guard_identity,
+    guard_last,
+    invalidate,
     is_parameter_source,
     is_tracing,
+    module_of,
+    root_of,
     source_of,
     sources_of_attributes,
+    table_and_name,
 )
 from backend_kwargs.torch_internals.tensors import version_of
 
@@ -193,14 +201,14 @@ class _Code:
 
     def guard(self, builder: GuardBuilder, guard: Guard) -> None:
         """Add all guards to those that `builder` makes, and drop the code of the parameters' former values."""
-        owned = [source for source in self.sources if dynamo.is_parameter_source(source)]
-        modules = {source: builder.get(source) for source in map(dynamo.module_of, owned)}
+        owned = [source for source in self.sources if is_parameter_source(source)]
+        modules = {source: builder.get(source) for source in map(module_of, owned)}
         by_id = {source: id(module) for source, module in modules.items()}
         for source, identity in (by_id | dict(zip(self.sources, self.ids, strict=True))).items():
-            dynamo.guard_identity(builder, guard, source, identity)
-        for root in filter(None, map(dynamo.root_of, modules)):
-            dynamo.count_for_one_module(builder, root)
-        places = [*map(dynamo.table_and_name, owned)]
+            guard_identity(builder, guard, source, identity)
+        for root in filter(None, map(root_of, modules)):
+            count_for_one_module(builder, root)
+        places = [*map(table_and_name, owned)]
         self.slots = [builder.get(table) for table, _ in places], [name for _, name in places]
         counted = [
             owner for owner, name in [*zip(*self.slots, strict=True)][: len(self.versions)] if name in STATISTICS
@@ -208,7 +216,7 @@ class _Code:
         self.norms = [owner for owner in counted if torch.is_tensor(owner.get(BATCHES))]
         self.batches = [version_of(owner[BATCHES]) for owner in self.norms]
         if self.constants:
-            dynamo.guard_last(builder, guard, self.is_unchanged, f"one of {len(self.ids)} parameters changed")
+            guard_last(builder, guard, self.is_unchanged, f"one of {len(self.ids)} parameters changed")
         for module in modules.values():
             weakref.finalize(module, _drop, weakref.ref(self)).atexit = False
         for each in _outdated(self.current()):
@@ -248,7 +256,7 @@ class _Code:
         entry, manager, check = self.entry(), self.manager(), self.check()
         _codes.pop(id(self), None)
         self.slots, self.norms, self.storages = ([], []), [], []
-        dropped = dynamo.invalidate(entry, manager, reason)
+        dropped = invalidate(entry, manager, reason)
         if check is not None:  # dynamo keeps it for each function whose identity it guards, after a reset too
             check.guard_manager = dropped
 
@@ -263,12 +271,12 @@ def guard_parameters(parameters: Mapping[Source, torch.Tensor], constants: Colle
     parameters.
     """
     code = _Code(parameters, constants)
-    dynamo.add_guard(code.sources[0], code.guard)
+    add_guard(code.sources[0], code.guard)
 
 
 def why_not_constants(parameters: Mapping[Source, torch.Tensor]) -> str:
     """Return why parameters should stay inputs, so that one graph serves all later calls; "" if they need not."""
-    current, values = dynamo.compile_id(), [*parameters.values()]
+    current, values = compile_id(), [*parameters.values()]
     if current is None:
         return ""
     outdated, limit = _outdated(values), config.recompile_limit - RESERVED
@@ -279,16 +287,14 @@ def why_not_constants(parameters: Mapping[Source, torch.Tensor]) -> str:
     if (current.frame_compile_id or 0) >= config.accumulated_recompile_limit // 2:
         return f"dynamo has compiled {current.frame_compile_id} graphs of this function"
     sharing = sum(each.function == _function() and each.entry() is not None for each in _all_codes())
-    if sharing >= limit and not all(
-        dynamo.is_parameter_source(each) and dynamo.root_of(dynamo.module_of(each)) for each in parameters
-    ):
+    if sharing >= limit and not all(is_parameter_source(each) and root_of(module_of(each)) for each in parameters):
         return f"{sharing} other graphs of this function have constants"
     return ""
 
 
 def _function() -> int | None:
     """Return the number of the function that dynamo compiles."""
-    current = dynamo.compile_id()
+    current = compile_id()
     return current.frame_id if current else None
 
 

@@ -71,11 +71,6 @@ def peak_memory(call: Callable[[], object], device: torch.device, held: int | No
         call()
         synchronize(device)
         return max(torch.cuda.max_memory_allocated(device) - before, 0)
-    return _peak_resident(call)
-
-
-def _peak_resident(call: Callable[[], object]) -> int | None:
-    """Return the growth of the resident set during a call, None where the system does not tell."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
         # Writing 5 resets VmHWM to the current size: proc_pid_clear_refs(5).
