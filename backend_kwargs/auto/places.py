@@ -20,8 +20,9 @@ from backend_kwargs.auto.graph_stats import GEMMS, calls_a_library
 from backend_kwargs.auto.verdicts import HALF, UNKNOWN, Verdict
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.graphs.writes import copy_of_graph, is_unknown, storages_of, written_memory
+from backend_kwargs.rewrites.matching import traced_value
 from backend_kwargs.rewrites.table import find_rewrite
-from backend_kwargs.rewrites.traced import Place, traced_value
+from backend_kwargs.rewrites.traced import Place
 from backend_kwargs.torch_internals.tensors import OperatorMode, OpOverload, enter_autocast, schema_of
 
 Read: TypeAlias = tuple[Node, Node]  # a node outside of a place, and the first node of it that reads it

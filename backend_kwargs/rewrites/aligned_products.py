@@ -9,10 +9,19 @@ import torch.nn.functional as F  # noqa: N812
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.matching import HALF, Arguments, of_each, same_sizes
+from backend_kwargs.rewrites.matching import (
+    HALF,
+    Arguments,
+    NoMatchError,
+    known,
+    of_each,
+    require,
+    same_sizes,
+    values_of,
+)
 from backend_kwargs.rewrites.matrix_vector import PRODUCTS, is_in_attention
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import example, examples, replacing
+from backend_kwargs.rewrites.traced import method, replacing
 
 REWRITE = Rewrite(
     "Products of unaligned sides, and convolutions of single pixels, with zeros in both operands",
@@ -30,44 +39,34 @@ ALIGNED, TILE = 8, 64  # numbers: rows of 16 bytes; whole tiles are faster where
 SEVERAL = 128
 
 
-def _product(node: Node, args: Arguments) -> Node | None:
+def _product(node: Node, args: Arguments) -> Node:
     """Insert the product of padded operands for one of which a side is not aligned."""
-    is_linear, of_bias = node.target in LINEAR, example(args.get("bias"))
-    left, right, *others = (args[name] for name in args if name != "bias")
-    values = examples(left, right, node)
-    if values is None or others or min(values[0].dim(), values[1].dim()) < 2 or values[2].dtype not in HALF:
-        return None
-    if not values[2].is_contiguous() or (not is_linear and is_in_attention(node)):
-        return None
-    summed, columns = values[0].shape[-1], values[2].shape[-1]
-    if of_bias is not None and not same_sizes(of_bias.shape, (columns,)):
-        return None
-    if (zeros := _zeros(summed, columns)) is None:
-        return None
+    is_linear, bias = node.target in LINEAR, args.pop("bias", None)
+    require(len(args) == 2)
+    one, other = args.values()
+    left, right, result = values_of(one, other, node)
+    require(min(left.dim(), right.dim()) >= 2 and result.dtype in HALF and result.is_contiguous())
+    require(is_linear or not is_in_attention(node))
+    columns = result.shape[-1]
+    require(bias is None or same_sizes(values_of(bias)[0].shape, (columns,)))
+    zeros = of_sum, of_columns = _zeros(left.shape[-1], columns)
     if is_linear:
-        return _linear(left, right, args["bias"], zeros, columns)
-    of_sum, of_columns = zeros
-    made = node.graph.call_function(torch.matmul, (_padded(left, 0, of_sum), _padded(right, of_sum, of_columns)))
+        return _linear(one, other, bias, zeros, columns)
+    made = node.graph.call_function(torch.matmul, (_padded(one, 0, of_sum), _padded(other, of_sum, of_columns)))
     return _narrowed(made, columns) if of_columns else made
 
 
-def _pixels(node: Node, args: Arguments) -> Node | None:
+def _pixels(node: Node, args: Arguments) -> Node:
     """Insert the product of padded operands for a convolution of single pixels, channels last."""
-    values = examples(args["input"], args["weight"], node)
-    if values is None or values[2].dtype not in HALF or values[2].dim() != 4:
-        return None
-    if not values[2].movedim(1, -1).is_contiguous():
-        return None
-    columns, summed, *size = values[1].shape
-    padding, strides, zeros = args["padding"], {*of_each(args["stride"], (1, 1))}, _zeros(summed, columns)
-    if size != [1, 1] or strides != {1} or args["groups"] != 1 or zeros is None:
-        return None
-    if not isinstance(padding, str) and any(padding):
-        return None
-    rows = node.graph.call_method("movedim", (args["input"], 1, -1))
-    weight = node.graph.call_method("flatten", (args["weight"], 1))
-    made = _linear(rows, weight, args["bias"], zeros, columns)
-    return node.graph.call_method("movedim", (made, -1, 1))
+    _, weight, result = values_of(args["input"], args["weight"], node)
+    require(result.dtype in HALF and result.dim() == 4 and result.movedim(1, -1).is_contiguous())
+    columns, summed, *size = weight.shape
+    padding, zeros = args["padding"], _zeros(summed, columns)
+    require(size == [1, 1] and {*of_each(args["stride"], (1, 1))} == {1} and args["groups"] == 1)
+    require(isinstance(padding, str) or not any(padding))
+    rows = method(args["input"], "movedim", 1, -1)
+    made = _linear(rows, method(args["weight"], "flatten", 1), args["bias"], zeros, columns)
+    return method(made, "movedim", -1, 1)
 
 
 def _linear(rows: Argument, weight: Argument, bias: Argument, zeros: tuple[int, int], columns: int) -> Node:
@@ -79,22 +78,22 @@ def _linear(rows: Argument, weight: Argument, bias: Argument, zeros: tuple[int, 
 
 
 def _narrowed(made: Node, columns: int) -> Node:
-    narrow = made.graph.call_method("narrow", (made, -1, 0, columns))
-    return made.graph.call_method("clone", (narrow,), {"memory_format": torch.contiguous_format})
+    return method(method(made, "narrow", -1, 0, columns), "clone", memory_format=torch.contiguous_format)
 
 
-def _zeros(summed: object, columns: object) -> tuple[int, int] | None:
-    """Return the zeros for both sides of a product, None if it needs none, or too many."""
+def _zeros(summed: object, columns: object) -> tuple[int, int]:
+    """Return the zeros for both sides of a product; raise if it needs none, or too many."""
     of_sum, of_columns = _missing(summed), _missing(columns)
-    return None if of_sum is None or of_columns is None or not of_sum + of_columns else (of_sum, of_columns)
+    require(of_sum + of_columns > 0)
+    return of_sum, of_columns
 
 
-def _missing(size: object) -> int | None:
-    """Return how many zeros make a side aligned, or None if its size varies or they would be too many."""
+def _missing(size: object) -> int:
+    """Return how many zeros make a side aligned; raise if its size varies or they would be too many."""
     if not isinstance(size, int):
-        return None
+        raise NoMatchError
     multiples = (TILE, ALIGNED) if size % ALIGNED and size >= SEVERAL else (ALIGNED,)
-    return next((zeros for zeros in (-size % each for each in multiples) if 3 * zeros <= size), None)
+    return known(next((zeros for zeros in (-size % each for each in multiples) if 3 * zeros <= size), None))
 
 
 def _padded(node: Argument, rows: int, columns: int) -> Node:
@@ -104,7 +103,7 @@ def _padded(node: Argument, rows: int, columns: int) -> Node:
     return node.graph.call_function(F.pad, (node, sizes)) if rows or columns else node
 
 
-def _either(node: Node, args: Arguments) -> Node | None:
+def _either(node: Node, args: Arguments) -> Node:
     return (_pixels if node.target is torch.conv2d else _product)(node, args)
 
 

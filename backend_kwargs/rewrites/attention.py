@@ -9,7 +9,7 @@ import math
 import operator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,6 +20,7 @@ from torch.fx.node import Argument
 from backend_kwargs.rewrites.matching import (
     DTYPES,
     HALF,
+    NoMatchError,
     aten,
     calls,
     converts_floats,
@@ -29,13 +30,15 @@ from backend_kwargs.rewrites.matching import (
     input_of,
     insert,
     known_true,
+    matched,
+    orders_of_terms,
     patterns_of,
     prims,
     read,
     register,
     replace,
+    require,
     same_sizes,
-    terms_of,
     used_once,
     value_of,
     values_of,
@@ -61,6 +64,8 @@ HEADS_LAST = [0, 2, 1, 3]
 EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
 VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
+# The same in dynamo's graph.
+RESHAPE, EXPAND = ("reshape", "view", torch.reshape), ("expand", torch.Tensor.expand)
 
 # ---- the operator
 
@@ -166,7 +171,7 @@ def _fuse(weights: Node, parts: Attention) -> None:
         for factor in parts.factors:
             q = insert(graph, aten.mul.Tensor, q, factor)
         attended = insert(graph, attention, q, k, v, _bias(graph, parts), parts.scale)
-        if (copied := _copy_with_heads_last(parts)) is not None:
+        if (copied := matched(_copy_with_heads_last, parts)) is not None:
             replace(copied, attended)
             return
         attended = insert(graph, aten.permute.default, attended, HEADS_LAST)
@@ -178,22 +183,19 @@ def _fuse(weights: Node, parts: Attention) -> None:
         replace(product, insert(graph, aten.reshape.default, attended, [-1, *sizes]))
 
 
-def _copy_with_heads_last(parts: Attention) -> Node | None:
-    """Return the [batch, queries, heads, width] copy that the model makes of the result, or None.
+def _copy_with_heads_last(parts: Attention) -> Node:
+    """Return the [batch, queries, heads, width] copy that the model makes of the result.
 
     The library returns this layout anyway, so the copy is dropped.
     """
     node = parts.product
     for targets in (VIEWS, (aten.permute.default,), (aten.clone.default,)):
-        if not used_once(node):
-            return None
+        require(used_once(node))
         node = next(iter(node.users))
-        if not calls(node, *targets) or (calls(node, aten.permute.default) and read(node)["dims"] != HEADS_LAST):
-            return None
-    value, (batch, heads, queries, _) = value_of(node), parts.sizes
-    if value is None or value.dim() != 4 or not same_sizes(value.shape[:3], (batch, queries, heads)):
-        return None
-    return node if value.is_contiguous() else None
+        require(calls(node, *targets) and (node.target is not aten.permute.default or read(node)["dims"] == HEADS_LAST))
+    (value,), (batch, heads, queries, _) = values_of(node), parts.sizes
+    require(value.dim() == 4 and same_sizes(value.shape[:3], (batch, queries, heads)) and value.is_contiguous())
+    return node
 
 
 def _of_four(graph: Graph, node: Node) -> Node:
@@ -213,25 +215,19 @@ def _bias(graph: Graph, parts: Attention) -> Node | None:
     return bias
 
 
-def _around(dim: int, match: Match) -> Attention | None:
-    """Return the attention around the matched softmax over `dim`, or None."""
-    weights, scores = match.output_node(), match.kwargs["x"]
-    product = _product_of(weights)
-    values = values_of(scores, product)
-    if product is None or values is None or not set(match.nodes).issuperset(scores.users):
-        return None
-    whole, result = values
-    if result.dtype not in DTYPES or whole.dim() not in (3, 4) or dim % whole.dim() != whole.dim() - 1:
-        return None
+def _around(dim: int, match: Match) -> Attention:
+    """Return the attention around the matched softmax over `dim`."""
+    scores, product = match.kwargs["x"], _product_of(match.output_node())
+    whole, result = values_of(scores, product)
+    require(set(match.nodes).issuperset(scores.users))
+    require(result.dtype in DTYPES and whole.dim() in (3, 4) and dim % whole.dim() == whole.dim() - 1)
     parts = _parts_of(scores, whole)
-    if parts is None or not 0 < parts.scale < math.inf:  # of negative ones, flash attention takes no maximum
-        return None
+    require(0 < parts.scale < math.inf)  # of negative ones, flash attention takes no maximum
     periods = [period for period in map(_period, parts.biases) if not known_true(period == 1)]
-    if not all(known_true(period == periods[0]) for period in periods):
-        return None
-    if any(each.meta["val"].dtype != result.dtype for each in parts.factors):
-        return None
-    return _of_product(parts, product, whole) if _is_exact_in(result.dtype, parts.biases) else None
+    require(all(known_true(period == periods[0]) for period in periods))
+    require(all(each.meta["val"].dtype == result.dtype for each in parts.factors))
+    require(_is_exact_in(result.dtype, parts.biases))
+    return _of_product(parts, product, whole)
 
 
 def _is_exact_in(dtype: torch.dtype, biases: list[Node]) -> bool:
@@ -253,8 +249,8 @@ def _was_widened(node: object, dtype: torch.dtype) -> bool:
     return False
 
 
-def _parts_of(scores: Node, whole: Tensor) -> Scores | None:
-    """Return the parts of the scores, which have the shape of `whole`, or None."""
+def _parts_of(scores: Node, whole: Tensor) -> Scores:
+    """Return the parts of the scores, which have the shape of `whole`."""
     biases: list[Node] = []
     factors: list[Node] = []
     scale = 1.0
@@ -265,25 +261,21 @@ def _parts_of(scores: Node, whole: Tensor) -> Scores | None:
         if converts_floats(node):
             node = input_of(node)
         elif multiplies and isinstance(by, int | float):
-            if by == 0:
-                return None
+            require(by != 0)
             scale = scale * by if node.target is aten.mul.Tensor else scale / by
             node = input_of(node)
         elif calls(node, aten.mul.Tensor) and _is_factor_of_heads(by, whole):
             factors.append(by)
             node = input_of(node)
-        elif scale == 1.0 and not factors and (terms := terms_of(node)):
-            split = _scores_and_bias(terms, whole)
-            if split is None:
-                return None
-            node, bias = split
-            biases += _parts_of_bias(bias)
-        elif scale == 1.0 and not factors and (split := _masked_windows(node)):
+        elif scale == 1.0 and not factors and orders_of_terms(node):
+            node, bias = _scores_and_bias(node, whole)
+            biases += parts_of_bias(bias)
+        elif scale == 1.0 and not factors and (split := matched(_masked_windows, node)):
             node, bias = split
             biases.append(bias)
         else:
             return Scores(node, biases, float(scale), factors)
-    return None
+    raise NoMatchError
 
 
 def _is_factor_of_heads(node: object, whole: Tensor) -> TypeGuard[Node]:
@@ -294,29 +286,20 @@ def _is_factor_of_heads(node: object, whole: Tensor) -> TypeGuard[Node]:
     return all(known_true(size == 1) for size in (*value.shape[:-3], *value.shape[-2:]))
 
 
-def _of_product(parts: Scores, product: Node, whole: Tensor) -> Attention | None:
-    """Return the attention of these parts, whose weights are multiplied with the values in `product`, or None."""
-    node = parts.product
+def _of_product(parts: Scores, product: Node, whole: Tensor) -> Attention:
+    """Return the attention of these parts, whose weights are multiplied with the values in `product`."""
+    node, count = parts.product, whole.dim()
     if calls(node, *VIEWS):
-        value = value_of(node)
-        if value is None or value.dim() != 4 or not same_sizes(value.shape, whole.shape):
-            return None
+        require(count == 4 and same_sizes(node.meta["val"].shape, whole.shape))
         node = input_of(node)
-        if not used_once(node):
-            return None
-    if not calls(node, aten.bmm.default):
-        return None
-    q, k, v = (_source(each, whole.dim()) for each in (*read(node).values(), read(product)["mat2"]))
-    if q is None or k is None or v is None:
-        return None
-    count = whole.dim()
+        require(used_once(node))
+    require(calls(node, aten.bmm.default))
+    q, k, v = (_source(each, count) for each in (*read(node).values(), read(product)["mat2"]))
     last_swapped = [*range(count - 2), count - 1, count - 2]
     keys_before_width = calls(k, aten.permute.default) and [dim % count for dim in read(k)["dims"]] == last_swapped
     if keys_before_width:
         k = input_of(k)
-    values = values_of(q, k, v, product)
-    if values is None or not _are_of_one_attention(values, whole, keys_before_width):
-        return None
+    require(_are_of_one_attention(values_of(q, k, v, product), whole, keys_before_width))
     sizes = (*whole.shape,) if count == 4 else (1, *whole.shape)
     return Attention(q, k, v, product, sizes, parts.biases, parts.scale, keys_before_width, parts.factors)
 
@@ -341,52 +324,48 @@ def _are_of_one_attention(operands: list[Tensor], scores: Tensor, keys_before_wi
     )
 
 
-def _product_of(weights: Node) -> Node | None:
-    """Return the product of the weights and the values, or None if anything else uses the weights."""
+def _product_of(weights: Node) -> Node:
+    """Return the product of the weights and the values, which nothing else may use."""
     node = weights
     while used_once(node):
         user = next(iter(node.users))
         if calls(user, aten.bmm.default):
             left, right = read(user).values()
-            return user if left is node and right is not node else None
-        if not (calls(user, *VIEWS, aten.expand.default, aten.clone.default) or converts_floats(user)):
-            return None
+            require(left is node and right is not node)
+            return user
+        require(calls(user, *VIEWS, aten.expand.default, aten.clone.default) or converts_floats(user))
         node = user
-    return None
+    raise NoMatchError
 
 
-def _source(node: Node, dims: int) -> Node | None:
-    """Return the tensor, with as many dimensions as the scores, of which an operand of a bmm is a view, or None."""
+def _source(node: Node, dims: int) -> Node:
+    """Return the tensor, with as many dimensions as the scores, of which an operand of a bmm is a view."""
     if dims == 3:
         return node
-    merged = value_of(node)
-    if not calls(node, *VIEWS):
-        return None
+    merged = node
+    require(calls(node, *VIEWS))
     node = input_of(node)
     while calls(node, aten.expand.default, aten.clone.default) and _has_sizes_of(input_of(node), node):
         node = input_of(node)
-    value = value_of(node)
-    if value is None or merged is None or value.dim() != 4 or merged.dim() != 3:
-        return None
-    return node if same_sizes((value.shape[0] * value.shape[1], *value.shape[2:]), merged.shape) else None
+    value, whole = values_of(node, merged)
+    require(value.dim() == 4 and same_sizes((value.shape[0] * value.shape[1], *value.shape[2:]), whole.shape))
+    return node
 
 
 def _has_sizes_of(node: object, other: object) -> bool:
     """Return whether two nodes are known to have the same sizes."""
-    values = values_of(node, other)
-    return values is not None and same_sizes(values[0].shape, values[1].shape)
+    one, two = value_of(node), value_of(other)
+    return one is not None and two is not None and same_sizes(one.shape, two.shape)
 
 
-def _scores_and_bias(terms: tuple[Node, Node], whole: Tensor) -> tuple[Node, Node] | None:
-    """Return the scores and their bias, or None: only the scores come from a bmm and have the full shape."""
-    for scores, bias in (terms, terms[::-1]):
-        values = values_of(scores, bias)
-        if values is None or not same_sizes(values[0].shape, whole.shape):
-            continue
-        added = values[1]
-        if added.is_floating_point() and 2 <= added.dim() <= whole.dim() and _comes_from_product(scores):
+def _scores_and_bias(node: Node, whole: Tensor) -> tuple[Node, Node]:
+    """Return the scores and their bias that a sum adds: only the scores come from a bmm and have the full shape."""
+    for scores, bias in orders_of_terms(node):
+        value, added = values_of(scores, bias)
+        is_bias = added.is_floating_point() and 2 <= added.dim() <= whole.dim()
+        if is_bias and same_sizes(value.shape, whole.shape) and _comes_from_product(scores):
             return scores, bias
-    return None
+    raise NoMatchError
 
 
 def _period(bias: Node) -> int:
@@ -395,31 +374,24 @@ def _period(bias: Node) -> int:
     return sizes[-4] if len(sizes) >= 4 else 1
 
 
-def _masked_windows(node: Node) -> tuple[Node, Node] | None:
+def _masked_windows(node: Node) -> tuple[Node, Node]:
     """Return the scores and the masks of each image's windows that were added to them as [images, windows, ..]."""
-    added: Any = input_of(node) if calls(node, *VIEWS) else None
-    terms, values = terms_of(added), values_of(added, node)
-    if terms is None or values is None or not used_once(added):
-        return None
-    result, whole = values
-    if whole.dim() != 4 or result.dim() != 5 or not same_sizes(result.shape[2:], whole.shape[1:]):
-        return None
-    for scores, mask in (terms, terms[::-1]):
-        value = value_of(mask)
-        if not calls(scores, *VIEWS) or not used_once(scores) or value is None or value.dim() != 5:
-            continue
-        if not value.is_floating_point() or not _has_sizes_of(input_of(scores), node):
-            continue
-        if known_true(value.shape[0] == 1) and known_true(value.shape[1] == result.shape[1]):
+    require(calls(node, *VIEWS))
+    added = input_of(node)
+    result, whole = values_of(added, node)
+    require(used_once(added) and result.dim() == 5 and same_sizes(result.shape[2:], whole.shape[1:]))
+    for scores, mask in orders_of_terms(added):
+        (value,) = values_of(mask)
+        is_mask = value.dim() == 5 and value.is_floating_point() and same_sizes(value.shape[:2], (1, result.shape[1]))
+        if is_mask and calls(scores, *VIEWS) and used_once(scores) and _has_sizes_of(input_of(scores), node):
             return input_of(scores), mask
-    return None
+    raise NoMatchError
 
 
-def _parts_of_bias(bias: Node) -> list[Node]:
+def parts_of_bias(bias: Node) -> list[Node]:
     """Return the terms of a bias, if one term is masks that were repeated for each image."""
-    terms = terms_of(_unpadded(bias))
-    for other, repeated in (terms, terms[::-1]) if terms else ():
-        value, source = value_of(other), _repeated(repeated)
+    for other, repeated in orders_of_terms(_unpadded(bias)):
+        value, source = value_of(other), matched(_repeated, repeated)
         if source is not None and value is not None and value.dim() <= 4 and value.is_floating_point():
             whole = value.dim() < 4 or known_true(value.shape[0] == 1)
             return [other, source] if whole else [bias]
@@ -429,30 +401,29 @@ def _parts_of_bias(bias: Node) -> list[Node]:
 def _unpadded(node: Node) -> Node:
     """Return the node before copies to another layout, or padding and slicing, for the library's kernel."""
     while True:
-        source: Any = None
+        source = None
         if calls(node, aten.expand.default, aten.clone.default):
             source = input_of(node)
         elif calls(node, aten.slice.Tensor) and calls(input_of(node), aten.constant_pad_nd.default):
             cut, padded = read(node), read(input_of(node))
             from_start = cut["start"] in (0, None) and cut["step"] == 1 and not any(padded["pad"][::2])
             source = padded["input"] if from_start else None
-        if not _has_sizes_of(source, node):
+        if source is None or not _has_sizes_of(source, node):
             return node
         node = source
 
 
-def _repeated(node: object) -> Node | None:
-    """Return the [1, period, heads, queries, keys] that was repeated into the batches of `node`, or None."""
-    expanded = input_of(node) if calls(node, *VIEWS) else None
+def _repeated(node: Node) -> Node:
+    """Return the [1, period, heads, queries, keys] that was repeated into the batches of `node`."""
+    require(calls(node, *VIEWS, *RESHAPE))
+    expanded = input_of(node)
     while calls(expanded, aten.clone.default):
         expanded = input_of(expanded)
-    source = input_of(expanded) if calls(expanded, aten.expand.default) else None
-    values = values_of(node, expanded, source)
-    if values is None or [each.dim() for each in values] != [4, 5, 5] or not values[2].is_floating_point():
-        return None
-    value, whole, one = (each.shape for each in values)
-    if not same_sizes(whole[2:], value[1:]) or not same_sizes(one[:2], (1, whole[1])):
-        return None
+    require(calls(expanded, aten.expand.default, *EXPAND))
+    source: Node = input_of(expanded)
+    value, whole, one = values_of(node, expanded, source)
+    require([value.dim(), whole.dim(), one.dim()] == [4, 5, 5] and one.is_floating_point())
+    require(same_sizes(whole.shape[2:], value.shape[1:]) and same_sizes(one.shape[:2], (1, whole.shape[1])))
     return source
 
 
@@ -466,28 +437,21 @@ def _comes_from_product(node: object) -> bool:
 # ---- a library's call
 
 
-def _over_few_keys(node: Node) -> Attention | None:
-    """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster, or None.
+def _over_few_keys(node: Node) -> Attention:
+    """Return the attention of a library's kernel if it has a bias and so few keys that ours is faster.
 
     Keys and values must have as many heads as queries.
     """
     args = read(node)
-    values = values_of(*(args[name] for name in ("query", "key", "value", "attn_bias")))
-    if values is None or args["is_causal"] or args["dropout_p"] or args.get("return_debug_mask"):
-        return None
-    q, k, v, bias = values
-    if not have_one_dtype((q, k, v), HALF) or not all(known_true(each.numel() > 0) for each in (q, k, v)):
-        return None
-    if not same_sizes(k.shape, (*q.shape[:2], k.shape[2], q.shape[3])) or not same_sizes(v.shape[:3], k.shape[:3]):
-        return None
-    biases, scale = _parts_of_bias(args["attn_bias"]), _scale_of(node)
-    if not _has_few_keys(q, k, v, MOST_KEYS_OF_LIBRARY) or not bias.is_floating_point():
-        return None
-    if bias.dim() > 4 or scale is None:
-        return None
-    if not _is_exact_in(q.dtype, biases) or not all(map(_is_first_result, node.users)):
-        return None
-    return Attention(args["query"], args["key"], args["value"], node, (*q.shape[:3], k.shape[2]), biases, scale)
+    q, k, v, bias = values_of(*(args[name] for name in ("query", "key", "value", "attn_bias")))
+    require(not (args["is_causal"] or args["dropout_p"] or args.get("return_debug_mask")))
+    require(have_one_dtype((q, k, v), HALF) and all(known_true(each.numel() > 0) for each in (q, k, v)))
+    require(same_sizes(k.shape, (*q.shape[:2], k.shape[2], q.shape[3])) and same_sizes(v.shape[:3], k.shape[:3]))
+    require(_has_few_keys(q, k, v, MOST_KEYS_OF_LIBRARY) and bias.is_floating_point() and bias.dim() <= 4)
+    biases = parts_of_bias(args["attn_bias"])
+    require(_is_exact_in(q.dtype, biases) and all(map(_is_first_result, node.users)))
+    sizes, scale = (*q.shape[:3], k.shape[2]), scale_of(args["scale"], q)
+    return Attention(args["query"], args["key"], args["value"], node, sizes, biases, scale)
 
 
 def _is_first_result(user: Node) -> bool:
@@ -496,13 +460,13 @@ def _is_first_result(user: Node) -> bool:
     return bool(is_first and user.meta["val"].transpose(1, 2).is_contiguous())
 
 
-def _scale_of(node: Node) -> float | None:
-    """Return the scale of a call, or None if it is not a number above 0."""
-    args = read(node)
-    scale, width = args["scale"], args["query"].meta["val"].shape[-1]
-    if scale is None and isinstance(width, int):
-        return float(width**-0.5)
-    return float(scale) if isinstance(scale, int | float) and scale > 0 else None
+def scale_of(scale: object, q: Tensor) -> float:
+    """Return the scale of a call of attention, which must be a number above 0."""
+    if scale is None and isinstance(q.shape[-1], int) and q.shape[-1]:
+        return float(q.shape[-1] ** -0.5)
+    if not isinstance(scale, int | float) or scale <= 0:
+        raise NoMatchError
+    return float(scale)
 
 
 def _fuse_library(node: Node, parts: Attention) -> None:

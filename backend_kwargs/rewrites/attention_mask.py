@@ -10,9 +10,9 @@ from torch.fx.node import Argument
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import written_between
-from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true
+from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, require, value_of, values_of
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Change, Wanted, every, example, examples, replacing
+from backend_kwargs.rewrites.traced import Change, Wanted, every, replacing
 from backend_kwargs.torch_internals.dynamo import is_erased
 
 REWRITE = Rewrite(
@@ -32,15 +32,11 @@ def make_dense(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) 
     """Return the graph in which masks of attention have dense rows, or None if all have."""
     copies: dict[Node, Node] = {}  # dense masks, by the mask
 
-    def with_dense_mask(node: Node, args: Arguments) -> Node | None:
+    def with_dense_mask(node: Node, args: Arguments) -> Node:
         mask = args["attn_mask"]
-        values = examples(args["query"], args["key"], mask)
-        if values is None:
-            return None
-        q, _, value = values
-        apart = value.dim() > 1 and known_true(value.stride(-1) != 1) and known_true(value.shape[-1] != 1)
-        if not apart or value.requires_grad or q.dtype not in DTYPES:
-            return None
+        q, _, value = values_of(args["query"], args["key"], mask)
+        require(value.dim() > 1 and known_true(value.stride(-1) != 1) and known_true(value.shape[-1] != 1))
+        require(not value.requires_grad and q.dtype in DTYPES)
         if mask not in copies or is_erased(copies[mask]) or written_between(copies[mask], node, [mask]):
             copies[mask] = _dense(mask)
         return node.graph.call_function(ATTENTION, (), {**args, "attn_mask": copies[mask]})
@@ -50,8 +46,7 @@ def make_dense(gm: GraphModule, example_inputs: Inputs, wanted: Wanted = every) 
 
 def _dense(mask: Node) -> Node:
     """Insert a copy of the mask that has no stride 0 in the last two dimensions, and keeps it in the others."""
-    value = example(mask)
-    assert value is not None
+    (value,) = values_of(mask)
     expanded = [known_true(stride == 0) for stride in value.stride()[:-2]]
     if not any(expanded):
         return _called("contiguous", mask)
@@ -62,6 +57,6 @@ def _dense(mask: Node) -> Node:
 def _called(method: str, mask: Node, *args: Argument) -> Node:
     """Insert a call of a method, with its fake result."""
     node = mask.graph.call_method(method, (mask, *args))
-    others = [example(each) if isinstance(each, Node) else each for each in args]
-    node.meta["example_value"] = getattr(example(mask), method)(*others)
+    others = [value_of(each) if isinstance(each, Node) else each for each in args]
+    node.meta["example_value"] = getattr(value_of(mask), method)(*others)
     return node

@@ -8,12 +8,11 @@ import operator
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import Argument
 
 from backend_kwargs.graphs.writes import written_between
-from backend_kwargs.rewrites.matching import Arguments, arguments_of, define
+from backend_kwargs.rewrites.matching import Arguments, calls, define, input_of, read, require, value_of, values_of
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import example, replacing
+from backend_kwargs.rewrites.traced import replacing
 
 REWRITE = Rewrite(
     "Sorts of indices below 256, as of a token's experts, as uint8",
@@ -46,10 +45,9 @@ sorted_bytes = define(
 )
 
 
-def _sort(node: Node, args: Arguments) -> Node | None:
+def _sort(node: Node, args: Arguments) -> Node:
     """Insert the sort of bytes for one of indices."""
-    if not _chain(node):
-        return None
+    _chain(node)
     made = node.graph.call_function(sorted_bytes, (args["input"], args["dim"], args["descending"], args.get("stable")))
     return made if node.target in SORT else node.graph.call_function(operator.getitem, (made, 1))
 
@@ -61,42 +59,26 @@ def _place(node: Node) -> list[Node]:
 
 
 def _chain(node: Node) -> list[Node]:
-    """Return the nodes from what gives indices below 256 to their sort `node`, [] if it sorts something else."""
-    chain, each = [node], _input(node)
-    while isinstance(each, Node) and each.target in MOVED and _is_long(each):
-        chain.append(each)
-        each = _input(each)
-    if not isinstance(each, Node) or not _is_long(each):
-        return []
-    chain.append(each)
-    if each.target is operator.getitem and each.args[1] == 1 and isinstance(each.args[0], Node):
-        chain.append(each := each.args[0])
-        if each.target not in TOPK:
-            return []
-    elif each.target not in PLACES:
-        return []
-    is_few = _size(each) <= MOST
-    return chain[::-1] if is_few and not written_between(each, node, chain[1:]) else []
-
-
-def _size(node: Node) -> float:
-    """Return of how many numbers `node` gives indices, infinity where that is not known."""
-    args = arguments_of(node) or {}
-    of = example(args.get("input"))
-    if of is None:
-        return torch.inf
-    dim = args["dim"]
+    """Return the nodes from what gives indices below 256 to their sort `node`; raise if it sorts something else."""
+    chain = [node, read(node)["input"]]
+    while calls(chain[-1], *MOVED) and _is_long(chain[-1]):
+        chain.append(read(chain[-1])["input"])
+    require(_is_long(chain[-1]))
+    if calls(chain[-1], operator.getitem):
+        chain.append(input_of(chain[-1]))
+        require(chain[-2].args[1] == 1 and calls(chain[-1], *TOPK))
+    first = chain[-1]
+    require(calls(first, *TOPK, *PLACES))
+    args = read(first)
+    (of,), dim = values_of(args["input"]), args["dim"]
     size = of.numel() if dim is None else of.shape[dim] if of.dim() else 1
-    return size if isinstance(size, int) else torch.inf
+    require(isinstance(size, int) and size <= MOST and not written_between(first, node, chain[1:]))
+    return chain[::-1]
 
 
-def _is_long(node: Node) -> bool:
-    value = example(node)
+def _is_long(node: object) -> bool:
+    value = value_of(node)
     return value is not None and value.dtype == torch.int64  # `view` also takes a dtype
-
-
-def _input(node: Node) -> Argument:
-    return (arguments_of(node) or {}).get("input")
 
 
 sort_bytes = replacing((*SORT, *ARGSORT), _sort, _place)

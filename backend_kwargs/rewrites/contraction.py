@@ -27,12 +27,17 @@ from backend_kwargs.rewrites.matching import (
     arguments_of,
     define,
     hint,
+    known,
     known_true,
+    matched,
+    require,
     same_sizes,
     used_once,
+    value_of,
+    values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, method, replacing
 from backend_kwargs.torch_internals.tensors import set_grad_enabled
 
 REWRITE = Rewrite(
@@ -128,54 +133,51 @@ class _Product:
             return [] if label is None else [label]
         return [each for part in self.joined[label] for each in self.within(part)]
 
-    def factors(self, node: Any, labels: Labels, recorded: bool, top: bool) -> list[_Factor] | None:
+    def factors(self, node: Any, labels: Labels, recorded: bool, top: bool) -> list[_Factor]:
         """Return what is multiplied to give `node`, seen through views and products that nothing else uses."""
-        value = example(node)
+        value = value_of(node)
         if value is None:
-            return [_Factor(node, (), recorded)] if type(node) in (int, float) else None
+            require(type(node) in (int, float))
+            return [_Factor(node, (), recorded)]
         # A view under `no_grad` says that it has a gradient, and has none.
         if used_once(node) and (not value.requires_grad or _records_gradients(node)):
             through = recorded and value.requires_grad
-            if below := self._below(node, labels, top):
+            if below := matched(self._below, node, labels, top):
                 return self.factors(*below, through, top)
-            if node.target in PRODUCTS and (found := self._multiplied(node, labels, through)):
+            if node.target in PRODUCTS and (found := matched(self._multiplied, node, labels, through)):
                 whole = {each for each in labels if each is not None}
                 if top or all({*each.own} != whole for each in found):
                     return found
         repeats = any(
             label is None and not known_true(size == 1) for label, size in zip(labels, value.shape, strict=True)
         )
-        return [_Factor(node, labels, recorded)] if value.dtype in FLOATS and not repeats else None
+        require(value.dtype in FLOATS and not repeats)
+        return [_Factor(node, labels, recorded)]
 
-    def _multiplied(self, node: Node, labels: Labels, recorded: bool) -> list[_Factor] | None:
+    def _multiplied(self, node: Node, labels: Labels, recorded: bool) -> list[_Factor]:
         """Return the factors of both operands of a multiplication; none of a square, since theirs might overflow."""
         args = arguments_of(node) or ({} if node.kwargs else dict(zip(("input", "other"), node.args, strict=False)))
         one, other = (args.get(name) for name in ("input", "other"))
         found: list[_Factor] = []
         for each in () if one is other else (one, other):
-            value = example(each)
+            value = value_of(each)
             sizes = () if value is None else value.shape
             own = tuple(
                 label if label is not None and known_true(size == self.sizes[label]) else None
                 for label, size in zip(labels[len(labels) - len(sizes) :], sizes, strict=True)
             )
-            if not all(label is not None or known_true(size == 1) for label, size in zip(own, sizes, strict=True)):
-                return None
-            if (factors := self.factors(each, own, recorded, top=False)) is None:
-                return None
-            found += factors
+            require(all(label is not None or known_true(size == 1) for label, size in zip(own, sizes, strict=True)))
+            found += self.factors(each, own, recorded, top=False)
         return found
 
-    def _below(self, node: Node, labels: Labels, top: bool) -> tuple[Node, Labels] | None:
+    def _below(self, node: Node, labels: Labels, top: bool) -> tuple[Node, Labels]:
         """Return what `node` is a view of, and that one's labels; at the `top` a view may make one dimension of some.
 
         Their dimensions are told by their strides. A stride of 0 repeats what is below.
         """
-        given = next((each for each in node.all_input_nodes if _is_view(example(node), example(each))), None)
-        values = examples(node, given)
-        if values is None or given is None or written_storages(node):
-            return None
-        value, base = values
+        given = known(next((each for each in node.all_input_nodes if _is_view(value_of(node), value_of(each))), None))
+        require(not written_storages(node))
+        value, base = values_of(node, given)
         strides = zip(base.shape, base.stride(), strict=True)
         rest = {
             at for at, (size, stride) in enumerate(strides) if not known_true(size == 1) and not known_true(stride == 0)
@@ -187,8 +189,7 @@ class _Product:
             taken, total = list[int](), 1
             while not known_true(total == size):
                 fitting = [at for at in rest if known_true(base.stride(at) == stride * total)]
-                if len(fitting) != 1 or (taken and not top):
-                    return None
+                require(len(fitting) == 1 and (top or not taken))
                 taken = fitting + taken
                 rest -= {*fitting}
                 total = total * base.shape[fitting[0]]
@@ -196,18 +197,18 @@ class _Product:
                 self.joined[label] = [len(self.sizes) + at for at in range(len(taken))]
                 self.sizes.update(zip(self.joined[label], (base.shape[at] for at in taken), strict=True))
             found.update(zip(taken, self.within(label), strict=True))
-        return None if rest else (given, tuple(found.get(at) for at in range(base.dim())))
+        require(not rest)
+        return given, tuple(found.get(at) for at in range(base.dim()))
 
-    def grouped(self, factors: Sequence[_Factor], over: Collection[int], kept: Collection[int]) -> Groups | None:
-        """Return the factors of both operands, the largest first, and those outside the sum; None if it gains nothing.
+    def grouped(self, factors: Sequence[_Factor], over: Collection[int], kept: Collection[int]) -> Groups:
+        """Return the factors of both operands, the largest first, and those outside the sum; raise if it gains nothing.
 
         A factor is multiplied with an operand that has all its dimensions.
         """
         every = {*over, *kept}
         shares = [self._least(every.difference(each.own)) for each in factors if isinstance(each.node, Node)]
-        few = known_true(math.prod(self.sizes[each] for each in over) < FEWEST)
-        if few or 0 in shares or sum(SEVERAL / each for each in shares) > 1:
-            return None
+        require(not known_true(math.prod(self.sizes[each] for each in over) < FEWEST))
+        require(0 not in shares and sum(SEVERAL / each for each in shares) <= 1)
         groups: list[list[_Factor]] = []
         for each in sorted(factors, key=lambda each: -len(each.own)):
             hosts = [group for group in groups if {*each.own}.issubset(group[0].own)]
@@ -217,10 +218,10 @@ class _Product:
                 groups.append([each])
         operands = [group for group in groups if {*group[0].own}.issuperset(over)]
         outside = [each for group in groups if group not in operands for each in group]
-        if len(operands) != 2 or not all({*over}.isdisjoint(each.own) for each in outside):
-            return None
+        require(len(operands) == 2 and all({*over}.isdisjoint(each.own) for each in outside))
         one, other = operands
-        return (one, other, outside) if every.issubset(one[0].own + other[0].own) else None
+        require(every.issubset(one[0].own + other[0].own))
+        return one, other, outside
 
     def _least(self, labels: Iterable[int]) -> int:
         """Return a number of elements that dimensions have at least, whatever their sizes are."""
@@ -248,18 +249,15 @@ def _is_view(value: Tensor | None, base: Tensor | None) -> bool:
     return same and known_true(value.storage_offset() == base.storage_offset())
 
 
-def _contraction(node: Node, args: Arguments) -> Node | None:
+def _contraction(node: Node, args: Arguments) -> Node:
     """Insert the product of matrices that is this sum of a product, with its dtype and eager's layout."""
-    values = examples(args["input"], node)
-    if values is None or not all(value.dtype in FLOATS and value.layout == torch.strided for value in values):
-        return None
-    whole, result = values
+    whole, result = values = values_of(args["input"], node)
+    require(all(value.dtype in FLOATS and value.layout == torch.strided for value in values))
     dims = [*(args.get("dim") or range(whole.dim()))]
-    if not all(isinstance(each, int) for each in dims) or not whole.dim() or known_true(whole.numel() == 0):
-        return None
+    require(all(isinstance(each, int) for each in dims) and whole.dim() > 0 and not known_true(whole.numel() == 0))
     labels = tuple(None if known_true(size == 1) else at for at, size in enumerate(whole.shape))
     product = _Product(dict(enumerate(whole.shape)))
-    factors = product.factors(args["input"], labels, recorded=True, top=True) or []
+    factors = product.factors(args["input"], labels, recorded=True, top=True)
     summed = {each % whole.dim() for each in dims}
     over = [label for at in summed for label in product.within(labels[at])]
     # The labels that each dimension of the result consists of, none where its size is 1.
@@ -268,10 +266,8 @@ def _contraction(node: Node, args: Arguments) -> Node | None:
     groups = product.grouped(factors, over, [label for each in kept for label in each])
     order = sorted((at for at, each in enumerate(kept) if each), key=lambda at: -hint(result.stride()[at]))
     nodes = [each.node for each in factors if isinstance(each.node, Node)]
-    if groups is None or not _is_dense(result, order) or changes_meanwhile(node, nodes):
-        return None
-    if any(each.device != result.device for each in examples(*nodes) or ()):
-        return None
+    require(_is_dense(result, order) and not changes_meanwhile(node, nodes))
+    require(all(each.device == result.device for each in values_of(*nodes)))
     mean, dtype = SUMS[node.target], torch.promote_types(whole.dtype, result.dtype)
     # Half precision where only the result is rounded, by libraries that sum it in float32.
     if dtype in HALF and (mean or len(factors) > 2 or result.is_cpu):
@@ -280,10 +276,10 @@ def _contraction(node: Node, args: Arguments) -> Node | None:
     for label in over if mean else ():
         size = product.sizes[label]
         if not isinstance(size, int):
-            size = next(_call(each.node, "size", each.labels.index(label)) for each in factors if label in each.labels)
+            size = next(method(each.node, "size", each.labels.index(label)) for each in factors if label in each.labels)
         made = node.graph.call_function(torch.div, (made, size))
     if dtype != result.dtype:
-        made = _call(made, "to", result.dtype)
+        made = method(made, "to", result.dtype)
     return _placed(made, order, [at if each else None for at, each in enumerate(kept)])
 
 
@@ -301,13 +297,13 @@ def _inserted(graph: Graph, dtype: torch.dtype, groups: Groups, kept: Sequence[S
 
     def converted(factor: _Factor, order: Sequence[int]) -> Any:
         """Insert a factor that broadcasts to dimensions in this order, in the dtype."""
-        node, value = factor.node, example(factor.node)
+        node, value = factor.node, value_of(factor.node)
         if value is None:
             return node
-        node = _call(node, "detach") if value.requires_grad and not factor.recorded else node
-        node = _call(node, "to", dtype) if value.dtype != dtype else node
+        node = method(node, "detach") if value.requires_grad and not factor.recorded else node
+        node = method(node, "to", dtype) if value.dtype != dtype else node
         if None in factor.labels:
-            node = _call(node, "squeeze", tuple(at for at, label in enumerate(factor.labels) if label is None))
+            node = method(node, "squeeze", tuple(at for at, label in enumerate(factor.labels) if label is None))
         return _placed(node, factor.own, [each if each in factor.own else None for each in order])
 
     def multiplied(made: Any, factors: Sequence[_Factor], order: Sequence[int]) -> Any:
@@ -322,18 +318,14 @@ def _inserted(graph: Graph, dtype: torch.dtype, groups: Groups, kept: Sequence[S
     nodes = [multiplied(converted(group[0], group[0].own), group[1:], group[0].own) for group in operands]
     result: Node = multiplied(graph.call_function(contract, (*nodes, f"{one},{other}->{made}")), outside, order)
     for at, labels in enumerate(kept):  # those before are one dimension already
-        result = _call(result, "flatten", at, at + len(labels) - 1) if len(labels) > 1 else result
+        result = method(result, "flatten", at, at + len(labels) - 1) if len(labels) > 1 else result
     return result
-
-
-def _call(node: Node, name: str, *args: Any) -> Node:
-    return node.graph.call_method(name, (node, *args))
 
 
 def _placed(node: Node, own: Sequence[int], order: Sequence[int | None]) -> Node:
     """Insert the view of a tensor that has its dimensions in another order, and for each None one of size 1."""
     wanted = [own.index(each) for each in order if each is not None]
-    node = _call(node, "permute", wanted) if wanted != sorted(wanted) else node
+    node = method(node, "permute", wanted) if wanted != sorted(wanted) else node
     if None not in order:
         return node
     return node.graph.call_function(

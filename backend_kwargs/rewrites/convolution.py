@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.folding import mark_folded
 from backend_kwargs.rewrites.matching import (
+    NoMatchError,
     aten,
     calls,
     converts_floats,
@@ -24,13 +25,16 @@ from backend_kwargs.rewrites.matching import (
     have_one_dtype,
     input_of,
     insert,
+    known,
     known_true,
+    matched,
     of_each,
+    orders_of_terms,
     prims,
     read,
     register,
+    require,
     same_sizes,
-    terms_of,
     used_once,
     value_of,
     values_of,
@@ -123,7 +127,7 @@ def _fuse(relu: Node, parts: tuple[Affine, Node | None]) -> Node:
     """Insert the library's call, and the convolution of a residual that is one."""
     (affine, residual), graph = parts, relu.graph
     weight, bias = folded(graph, affine)
-    if residual is not None and (other := affine_convolution(residual)) is not None and may_fuse(other, relu):
+    if residual is not None and (other := matched(_fusible, residual, relu)) is not None:
         other_weight, other_bias = folded(graph, other)  # its bias joins that of the fused call
         biases = [each for each in (bias, other_bias) if each is not None]
         bias = mark_folded(insert(graph, aten.add.Tensor, *biases) if len(biases) > 1 else next(iter(biases), None))
@@ -134,71 +138,65 @@ def _fuse(relu: Node, parts: tuple[Affine, Node | None]) -> Node:
     return insert(graph, operator, image, weight, *added, bias, *geometry)
 
 
-def _pays(relu: Node) -> tuple[Affine, Node | None] | None:
-    """Return the parts of what ends in `relu`, unless folding weights takes more traffic than its call saves."""
-    if (parts := _parts(relu)) is None:
-        return None
-    affine, _ = parts
+def _pays(relu: Node) -> tuple[Affine, Node | None]:
+    """Return the parts of what ends in `relu`; raise if folding weights takes more traffic than its call saves."""
+    affine, residual = _parts(relu)
     folds = any(operator is aten.mul.Tensor for operator, _ in affine.steps)
-    values = values_of(operands(affine.convolution)[1], relu)
-    assert values is not None
-    weight, result = values
-    return None if folds and known_true(weight.numel() >= result.numel()) else parts
+    weight, result = values_of(operands(affine.convolution)[1], relu)
+    require(not (folds and known_true(weight.numel() >= result.numel())))
+    return affine, residual
 
 
-def _parts(relu: Node) -> tuple[Affine, Node | None] | None:
-    """Return the convolution that ends in `relu`, with its residual if it has one, or None."""
+def _parts(relu: Node) -> tuple[Affine, Node | None]:
+    """Return the convolution that ends in `relu`, with its residual if it has one."""
     inner = _unconverted(input_of(relu))
-    affine = affine_convolution(inner)
-    if affine is not None and may_fuse(affine, relu):
+    if (affine := matched(_fusible, inner, relu)) is not None:
         return affine, None
-    terms = terms_of(inner)
-    # Its own residual would be computed twice.
-    if inner is None or terms is None or not used_once(inner) or terms[0] is terms[1]:
-        return None
-    for left, right in (terms, terms[::-1]):
-        affine = affine_convolution(left)
-        if affine is not None and may_fuse(affine, relu) and _is_residual(right, relu):
+    require(used_once(inner))
+    for left, right in orders_of_terms(inner):
+        # A convolution that is its own residual would be computed twice.
+        if left is not right and (affine := matched(_fusible, left, relu)) and _is_residual(right, relu):
             return affine, right
-    return None
+    raise NoMatchError
 
 
-def may_fuse(affine: Affine, activation: Node) -> bool:
-    """Return whether the library's fused call gives the size, dtype and layout of `activation`."""
+def _fusible(node: Node, relu: Node) -> Affine:
+    """Return the convolution with which the library's call can compute `relu`, or a residual of it."""
+    affine = affine_convolution(node)
+    require_fusible(affine, relu)
+    return affine
+
+
+def require_fusible(affine: Affine, activation: Node) -> None:
+    """Raise unless the library's fused call gives the size, dtype and layout of `activation`."""
     image, kernel, *_, groups = operands(affine.convolution)
-    values = values_of(image, kernel, affine.convolution, activation)
-    if values is None or not have_one_dtype(values):
-        return False
-    x, _, result, wanted = values
-    if result.dim() != 4 or not same_sizes(result.shape, wanted.shape):
-        return False
+    x, _, result, wanted = values = values_of(image, kernel, affine.convolution, activation)
+    require(have_one_dtype(values) and result.dim() == 4 and same_sizes(result.shape, wanted.shape))
     if result.device.type == "cpu":
-        return result.dtype != torch.float16
+        require(result.dtype != torch.float16)
+        return
     # With groups cuDNN's fused kernels are slower than its others: 1.2 to 3 times in RegNetY, on an H200.
-    if result.device.type != "cuda" or groups != 1:
-        return False
-    return all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, result, wanted))
+    require(result.device.type == "cuda" and groups == 1)
+    require(all(each.is_contiguous(memory_format=torch.channels_last) for each in (x, result, wanted)))
 
 
-def _is_residual(node: object, relu: Node) -> bool:
+def _is_residual(node: Node, relu: Node) -> bool:
     """Return whether the library can add `node`: it must have the result's size, dtype and layout."""
-    value, wanted = value_of(node), value_of(relu)
-    if value is None or wanted is None or value.dtype != wanted.dtype:
-        return False
-    return same_sizes((*value.shape, *value.stride()), (*wanted.shape, *wanted.stride()))
+    value, wanted = values_of(node, relu)
+    same = same_sizes((*value.shape, *value.stride()), (*wanted.shape, *wanted.stride()))
+    return same and value.dtype == wanted.dtype
 
 
-def _unconverted(node: object) -> Node | None:
-    """Return the node before conversions of dtype that have no other user; None if one is more than a rounding."""
+def _unconverted(node: Any) -> Node:
+    """Return the node before conversions of dtype that have no other user; raise if one is more than a rounding."""
     while calls(node, prims.convert_element_type.default) and used_once(node):
-        if not converts_floats(node):
-            return None
+        require(converts_floats(node))
         node = input_of(node)
-    return node if isinstance(node, Node) else None
+    return known(node if isinstance(node, Node) else None)
 
 
-def affine_convolution(node: object, *, shared: bool = False) -> Affine | None:
-    """Return `node` as a convolution followed by an affine function of each channel, or None.
+def affine_convolution(node: object, *, shared: bool = False) -> Affine:
+    """Return `node` as a convolution followed by an affine function of each channel.
 
     Each step must have one user; only `node` itself may be `shared`.
     """
@@ -206,23 +204,18 @@ def affine_convolution(node: object, *, shared: bool = False) -> Affine | None:
     steps: list[Step] = []
     while True:
         node = _unconverted(node)
-        if node is None or not (used_once(node) or (shared and node is last)):
-            return None
+        require(used_once(node) or (shared and node is last))
         if calls(node, aten.convolution.default):
-            return None if read(node)["transposed"] else Affine(node, steps[::-1])
-        if not calls(node, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor):
-            return None
+            require(not read(node)["transposed"])
+            return Affine(node, steps[::-1])
+        require(calls(node, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor))
         left, right, *alpha = read(node).values()
-        if alpha not in ([], [1]):
-            return None
-        if _is_per_channel(right, node):
-            steps.append((node.target, right))
-            node = left
-        elif node.target is not aten.sub.Tensor and _is_per_channel(left, node):
-            steps.append((node.target, left))
-            node = right
-        else:
-            return None
+        require(alpha in ([], [1]))
+        if not _is_per_channel(right, node):
+            require(node.target is not aten.sub.Tensor and _is_per_channel(left, node))
+            left, right = right, left
+        steps.append((node.target, right))
+        node = left
 
 
 def _is_per_channel(operand: object, node: Node) -> bool:

@@ -23,10 +23,13 @@ from backend_kwargs.rewrites.matching import (
     define,
     hint,
     known_true,
+    require,
+    value_of,
+    values_of,
 )
 from backend_kwargs.rewrites.patches import geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import example, examples, replacing
+from backend_kwargs.rewrites.traced import method, replacing
 from backend_kwargs.torch_internals.tensors import decompose_in_inductor
 
 REWRITE = Rewrite(
@@ -176,27 +179,21 @@ decompose_in_inductor(convolution_as_product, _product)
 # ---- dynamo's graph
 
 
-def _convolution(node: Node, args: Arguments) -> Node | None:
+def _convolution(node: Node, args: Arguments) -> Node:
     """Insert the operator for a convolution in groups, in the dtype and the layout of its result."""
-    values, bias, groups = examples(args["input"], args["weight"], node), example(args["bias"]), args["groups"]
-    dims = CONVOLUTIONS[node.target]  # type: ignore[index]  # replaced are calls of these
-    if values is None or (bias is None) != (args["bias"] is None) or groups == 1:
-        return None
-    x, w, result = values
-    geometry = geometry_of(args, tuple(w.shape))
-    if geometry is None or x.dim() != dims + 2 or result.dtype not in HALF or have_kernel(values, groups, geometry[2]):
-        return None
-    if w.shape[1] % ALIGNED or w.shape[0] // groups % ALIGNED:
-        return None
-    last = has_channels_last(result)
-    at_once = _groups_at_once(x.to(result.dtype), w, [*result.shape[2:]])
+    x, w, result = values = values_of(args["input"], args["weight"], node)
+    dims, groups = CONVOLUTIONS[node.target], args["groups"]  # type: ignore[index]  # replaced are calls of these
+    geometry, last = geometry_of(args, tuple(w.shape)), has_channels_last(result)
+    require(groups != 1 and x.dim() == dims + 2 and result.dtype in HALF)
+    require(not have_kernel(values, groups, geometry[2]))
+    require(w.shape[1] % ALIGNED == 0 and w.shape[0] // groups % ALIGNED == 0)
+    require(_groups_at_once(x.to(result.dtype), w, [*result.shape[2:]]) > 0)
     windows = bytes_of(result) / w.shape[0] * groups * w[0].numel()
-    saved = 2 * hint(result.numel()) * w[0].numel() * BYTES_PER_FLOP[dims] - 2 * windows
-    if last is None or not at_once or saved <= 0:
-        return None
+    require(2 * hint(result.numel()) * w[0].numel() * BYTES_PER_FLOP[dims] > 2 * windows)
     operands = [args["input"], args["weight"], args["bias"]]
-    if any(each is not None and each.dtype != result.dtype for each in (x, w, bias)):  # under autocast
-        operands = [each and node.graph.call_method("to", (each, result.dtype)) for each in operands]
+    # Under autocast they have other dtypes.
+    if any(each is not None and each.dtype != result.dtype for each in map(value_of, operands)):
+        operands = [each and method(each, "to", result.dtype) for each in operands]
     return node.graph.call_function(convolution_as_product, (*operands, *geometry, groups, last))
 
 

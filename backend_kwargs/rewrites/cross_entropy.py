@@ -16,13 +16,17 @@ from backend_kwargs.rewrites.matching import (
     Arguments,
     Context,
     Gradients,
+    calls,
     define,
+    input_of,
     known_true,
+    require,
     same_sizes,
     used_once,
+    values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, first_result, replacing
 from backend_kwargs.torch_internals.tensors import cross_entropy_loss
 
 REWRITE = Rewrite(
@@ -118,41 +122,33 @@ cross_entropy_backward = define(
 # ---- dynamo's graph
 
 
-def is_mean_over_classes(args: Arguments) -> bool:
-    """Return whether a loss with these arguments is the mean for logits [rows, classes] and class indices."""
-    if args["weight"] is not None or args["label_smoothing"] != 0.0:
-        return False
-    old = args.get("size_average") is None and args.get("reduce") is None
-    if not old or args["reduction"] not in MEAN or not isinstance(args["ignore_index"], int):
-        return False
-    values = examples(args["input"], args["target"])
-    if values is None or values[0].dim() != 2 or not same_sizes(values[1].shape, values[0].shape[:1]):
-        return False
-    logits, target = values
-    return target.dtype == torch.int64 and logits.dtype in DTYPES and known_true(logits.shape[1] > 0)
+def require_mean_over_classes(args: Arguments) -> None:
+    """Raise unless a loss with these arguments is the mean for logits [rows, classes] and class indices."""
+    require(args["weight"] is None and args["label_smoothing"] == 0.0)
+    require(args.get("size_average") is None and args.get("reduce") is None)
+    require(args["reduction"] in MEAN and isinstance(args["ignore_index"], int))
+    logits, target = values_of(args["input"], args["target"])
+    require(logits.dim() == 2 and same_sizes(target.shape, logits.shape[:1]))
+    require(target.dtype == torch.int64 and logits.dtype in DTYPES and known_true(logits.shape[1] > 0))
 
 
 def before_widening(node: Node) -> Node:
     """Return the logits before their conversion to float32, since the operators convert them."""
-    widens = node.op == "call_method" and node.target in ("float", "to") and used_once(node)
-    values = examples(node, node.args[0]) if widens else None
-    if values is None or values[0].dtype != torch.float32 or values[1].dtype not in DTYPES:
+    if not calls(node, "float", "to") or not used_once(node):
         return node
-    value, source = values
+    before: Node = input_of(node)
+    value, source = values_of(node, before)
     same = source.device == value.device and source.requires_grad == value.requires_grad
-    return node.args[0] if same else node  # type: ignore[return-value]  # it has a value
+    return before if same and value.dtype == torch.float32 and source.dtype in DTYPES else node
 
 
-def _loss(node: Node, args: Arguments) -> Node | None:
+def _loss(node: Node, args: Arguments) -> Node:
     """Insert the operator for a mean cross-entropy."""
-    if not is_mean_over_classes(args):
-        return None
+    require_mean_over_classes(args)
     logits, target = before_widening(args["input"]), args["target"]
-    value = example(logits)
-    if value is None or not known_true(value.stride(1) == 1) or not known_true(value.shape[0] > 0):
-        return None
-    if changes_meanwhile(node, [logits, target]):
-        return None
+    (value,) = values_of(logits)
+    require(known_true(value.stride(1) == 1) and known_true(value.shape[0] > 0))
+    require(not changes_meanwhile(node, [logits, target]))
     call = node.graph.call_function(cross_entropy, (logits, target, args["ignore_index"]))
     return first_result(node, call, torch.float32)
 

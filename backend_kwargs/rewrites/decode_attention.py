@@ -5,7 +5,6 @@ hides. Models that repeat keys and values for the heads that share them write an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +16,21 @@ from backend_kwargs.rewrites.attention_mask import ATTENTION
 from backend_kwargs.rewrites.matching import (
     DTYPES,
     Arguments,
-    arguments_of,
+    calls,
     define,
     have_one_dtype,
     hint,
+    input_of,
     known_true,
+    matched,
+    read,
+    require,
     same_sizes,
+    value_if_any,
+    values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, method, replacing
 from backend_kwargs.torch_internals.symbols import check
 
 REWRITE = Rewrite(
@@ -82,111 +87,67 @@ decode_attention = define(
 # ---- dynamo's graph
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of attention; `repeats` is how often the model repeated each head of `k` and `v` before it.
-
-    These may then have a dimension of size 1 after that of the heads.
-    """
-
-    q: Node
-    k: Node
-    v: Node
-    mask: Node | None
-    scale: float | None
-    repeats: int
-
-
-def _attention_in_splits(node: Node, args: Arguments) -> Node | None:
+def _attention_in_splits(node: Node, args: Arguments) -> Node:
     """Insert the operator for attention of a few queries over many keys."""
-    call, values = _call(args), examples(node)
-    tensors = _tensors(call) if call else None
-    if call is None or values is None or tensors is None or not _has_kernel(call, *tensors, values[0]):
-        return None
-    if changes_meanwhile(node, [call.q, call.k, call.v, call.mask]):
-        return None
-    (q, k, v, _), result = tensors, values[0]
-    layouts = [last for last in (False, True) if _has_strides_of(result, _empty(q, k, v, last))]
-    if not layouts:  # a view that needs eager's strides may follow
-        return None
-    scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
-    operands = [each and _detached(each) for each in (call.q, call.k, call.v, call.mask)]
+    scale, k, v, repeats = args["scale"], args["key"], args["value"], 1
+    require(not (args["dropout_p"] or args["is_causal"]) and (scale is None or isinstance(scale, int | float)))
+    before_k, before_v = matched(_repeated, k), matched(_repeated, v)
+    if before_k and before_v and before_k[1] == before_v[1]:
+        (k, repeats), (v, _) = before_k, before_v
+    nodes = [args["query"], k, v, args["attn_mask"]]
+    # Without the dimension along which the model repeats them.
+    of_q, of_k, of_v = (value.squeeze(2) if value.dim() == 5 else value for value in values_of(*nodes[:3]))
+    (result,), mask = values_of(node), value_if_any(nodes[3])
+    require(mask is not None or repeats > 1)  # FlashAttention shares the keys itself
+    _require_kernel(of_q, of_k, of_v, mask, result)
+    require(not changes_meanwhile(node, nodes))
+    layouts = [last for last in (False, True) if _has_strides_of(result, _empty(of_q, of_k, of_v, last))]
+    require(bool(layouts))  # a view that needs eager's strides may follow
+    scale = of_q.shape[-1] ** -0.5 if scale is None else scale
+    operands = [each and _detached(each) for each in nodes]
     return node.graph.call_function(decode_attention, (*operands, float(scale), layouts[0]))
 
 
 def _detached(node: Node) -> Node:
     """Insert `node` without gradients, which it may have if it was computed under `no_grad`."""
-    new = node.graph.call_method("detach", (node,))
-    value = example(node)
-    return node.graph.call_method("squeeze", (new, 2)) if value is not None and value.dim() == 5 else new
+    (value,), new = values_of(node), method(node, "detach")
+    return method(new, "squeeze", 2) if value.dim() == 5 else new
 
 
-def _call(args: Arguments) -> _Call | None:
-    """Return the call with these arguments, or None if it is one that the operator has no form for."""
-    scale = args["scale"]
-    if args["dropout_p"] or args["is_causal"] or not (scale is None or isinstance(scale, int | float)):
-        return None
-    k, v, repeats = args["key"], args["value"], 1
-    of_k, of_v = _repeated(k), _repeated(v)
-    if of_k and of_v and of_k[1] == of_v[1]:
-        (k, repeats), (v, _) = of_k, of_v
-    return _Call(args["query"], k, v, args["attn_mask"], scale, repeats)
+def _repeated(node: Node) -> tuple[Node, int]:
+    """Return the tensor each of whose heads `node` repeats some times, and that number.
 
-
-def _repeated(node: Node) -> tuple[Node, int] | None:
-    """Return the tensor each of whose heads `node` repeats some times, and that number, or None."""
-    result = example(node)
-    source: Any
-    if result is None or result.dim() != 4:
-        return None
-    if node.target in REPEAT:
-        args = arguments_of(node) or {}
-        source, times = args.get("input"), args.get("repeats")
-        return (source, times) if isinstance(times, int) and args.get("dim") in (1, -3) else None
-    expanded = node.args[0] if node.target in RESHAPE and node.args else None
-    if not isinstance(expanded, Node) or expanded.target not in EXPAND:
-        return None
-    source = expanded.args[0]
-    values = examples(source, expanded)
-    if values is None or values[1].dim() != 5:
-        return None
-    one, many = values
+    The tensor may have a dimension of size 1 after that of the heads.
+    """
+    (result,) = values_of(node)
+    require(result.dim() == 4)
+    if calls(node, *REPEAT):
+        args = read(node)
+        require(isinstance(args["repeats"], int) and args["dim"] in (1, -3))
+        return args["input"], args["repeats"]
+    expanded = input_of(node)
+    require(calls(node, *RESHAPE) and calls(expanded, *EXPAND))
+    source = input_of(expanded)
+    one, many = values_of(source, expanded)
+    require(many.dim() == 5)
     batch, heads, times, *rest = many.shape
-    if not isinstance(times, int) or not same_sizes(one.shape, (batch, heads, 1, *rest)):
-        return None
-    return (source, times) if same_sizes(result.shape, (batch, heads * times, *rest)) else None
+    require(isinstance(times, int) and same_sizes(one.shape, (batch, heads, 1, *rest)))
+    require(same_sizes(result.shape, (batch, heads * times, *rest)))
+    return source, times
 
 
-def _tensors(call: _Call) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """Return q, k, v and mask without the dimension along which the model repeats them, or None if one is unknown."""
-    nodes = [call.q, call.k, call.v, *([] if call.mask is None else [call.mask])]
-    if (values := examples(*nodes)) is None:
-        return None
-    q, k, v, *mask = (value.squeeze(2) if value.dim() == 5 else value for value in values)
-    return q, k, v, mask[0] if mask else None
-
-
-def _has_kernel(call: _Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor) -> bool:
-    """Return whether the kernel can compute this result, which has no derivative, and may gain."""
-    if result.requires_grad or (mask is None and call.repeats == 1):  # FlashAttention shares the keys itself
-        return False
-    if not have_one_dtype((q, k, v, result)) or any(each.dim() != 4 for each in (q, k, v)):
-        return False
-    if not known_true(result.numel() > 0):
-        return False
+def _require_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, result: Tensor) -> None:
+    """Raise unless the kernel can compute this result, which has no derivative."""
+    require(not result.requires_grad and known_true(result.numel() > 0))
+    require(have_one_dtype((q, k, v, result)) and all(each.dim() == 4 for each in (q, k, v)))
     (batch, heads, queries, width), (_, shared, keys, _) = q.shape, k.shape
-    if not all(isinstance(size, int) for size in (heads, queries, width, shared, v.shape[3])) or not width:
-        return False
-    if not same_sizes(result.shape, (batch, heads, queries, v.shape[3])):
-        return False
-    if not same_sizes(k.shape, (batch, shared, keys, width)) or not same_sizes(v.shape[:2], k.shape[:2]):
-        return False
-    if not _are_equal_here(v.shape[2], keys):  # those of two caches that grow are two symbols
-        return False
-    if heads % shared or heads // shared * queries > MOST_ROWS or max(width, v.shape[3]) > WIDEST:
-        return False
-    dense = known_true(k.stride(3) == 1) and known_true(v.stride(3) == 1)
-    return dense and known_true(keys > queries) and (mask is None or _may_mask(mask, (batch, heads, queries, keys)))
+    require(all(isinstance(size, int) for size in (heads, queries, width, shared, v.shape[3])) and width > 0)
+    require(same_sizes(result.shape, (batch, heads, queries, v.shape[3])))
+    require(same_sizes(k.shape, (batch, shared, keys, width)) and same_sizes(v.shape[:2], k.shape[:2]))
+    require(_are_equal_here(v.shape[2], keys))  # those of two caches that grow are two symbols
+    require(heads % shared == 0 and heads // shared * queries <= MOST_ROWS and max(width, v.shape[3]) <= WIDEST)
+    require(known_true(k.stride(3) == 1) and known_true(v.stride(3) == 1) and known_true(keys > queries))
+    require(mask is None or _may_mask(mask, (batch, heads, queries, keys)))
 
 
 def _may_mask(mask: Tensor, sizes: Sequence[int]) -> bool:

@@ -14,10 +14,19 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.rewrites.grouped_convolution import have_kernel
-from backend_kwargs.rewrites.matching import DTYPES, Arguments, known_true, stored, used_once
+from backend_kwargs.rewrites.matching import (
+    DTYPES,
+    Arguments,
+    known_true,
+    require,
+    stored,
+    traced_value,
+    used_once,
+    values_of,
+)
 from backend_kwargs.rewrites.patches import CONVOLUTIONS, geometry_of, has_channels_last
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import example, examples, is_only_computed_with, replacing
+from backend_kwargs.rewrites.traced import is_only_computed_with, method, replacing
 
 REWRITE = Rewrite(
     "Depthwise convolutions as sums of shifted products",
@@ -35,43 +44,33 @@ MOST_TAPS, MOST_IN_A_ROW = 32, 64
 FOR_A_KERNEL = 9
 
 
-def _convolution(node: Node, args: Arguments) -> Node | None:
+def _convolution(node: Node, args: Arguments) -> Node:
     """Insert the sum for a depthwise convolution, in the dtype and the layout of its result."""
-    values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
-    if values is None or (bias is None) != (args["bias"] is None):
-        return None
-    x, w, result = values
-    geometry = geometry_of(args, tuple(w.shape))
-    last = has_channels_last(result)
-    groups = args["groups"]
-    if geometry is None or x.dim() != w.dim() or w.shape[1] != 1 or (groups == 1 and w.shape[0] != 1):
-        return None
-    most = MOST_TAPS if result.requires_grad or max(w.shape[2:]) < prod(w.shape[2:]) else MOST_IN_A_ROW
-    if prod(w.shape[2:]) > most or result.dtype not in DTYPES or last is None:
-        return None
-    pads, stride, dilation = geometry
-    if prod(w.shape[2:]) >= FOR_A_KERNEL and have_kernel(values, groups, dilation):
-        return None
-    call, meta = node.graph.call_method, dict[str, Tensor]()
+    x, w, result = values = values_of(args["input"], args["weight"], node)
+    pads, stride, dilation = geometry_of(args, tuple(w.shape))
+    last, groups, taps = has_channels_last(result), args["groups"], prod(w.shape[2:])
+    require(x.dim() == w.dim() and w.shape[1] == 1 and (groups != 1 or w.shape[0] == 1) and result.dtype in DTYPES)
+    require(taps <= (MOST_TAPS if result.requires_grad or max(w.shape[2:]) < taps else MOST_IN_A_ROW))
+    require(taps < FOR_A_KERNEL or not have_kernel(values, groups, dilation))
+    meta = dict[str, Tensor]()
     if stride[-1] == 1 and used_once(node) and _leaves_out(pads[1], next(iter(node.users)), result):
         # Else it would be stored, since what follows has another length.
         meta["example_value"] = result.narrow(-1, 0, result.shape[-1] - pads[1])
         pads = [pads[0], 0, *pads[2:]]
     # In float32 and rounded once, as by the library; under autocast the operands have been rounded before.
     source, weight, offset = args["input"], stored_once(args["weight"]), args["bias"]
-    source = stored_once(call("to", (source, result.dtype)))
+    source = stored_once(method(source, "to", result.dtype))
     source, weight, offset = (
-        each and reduce(lambda made, dtype: call("to", (made, dtype)), (result.dtype, torch.float32), each)
-        for each in (source, weight, offset)
+        each and method(method(each, "to", result.dtype), "to", torch.float32) for each in (source, weight, offset)
     )
     if w.shape[0] != groups:
-        source = call("repeat_interleave", (source, w.shape[0] // groups, 1))
+        source = method(source, "repeat_interleave", w.shape[0] // groups, 1)
     new = _sum(source, weight, pads, stride, dilation, tuple(w.shape[2:]))
     if offset is not None:
-        new = call("add", (new, call("view", (offset, -1, *[1] * len(stride)))))
-    new = call("to", (new, result.dtype))
-    new = stored_once(call("contiguous", (call("movedim", (new, 1, -1)) if last else new,)))
-    new = call("movedim", (new, -1, 1)) if last else new
+        new = method(new, "add", method(offset, "view", -1, *[1] * len(stride)))
+    new = method(new, "to", result.dtype)
+    new = stored_once(method(method(new, "movedim", 1, -1) if last else new, "contiguous"))
+    new = method(new, "movedim", -1, 1) if last else new
     new.meta |= meta
     return new
 
@@ -108,7 +107,7 @@ def _leaves_out(count: int, reader: Node, result: Tensor) -> bool:
     stop = getattr(last, "stop", None)
     if others not in ([...], [slice(None)] * (result.dim() - 1)) or last != slice(None, stop):
         return False
-    length = stop.meta.get("example_value") if isinstance(stop, Node) else stop
+    length = traced_value(stop) if isinstance(stop, Node) else stop
     left = result.shape[-1] - count
     return known_true(left >= 0) and known_true(length == left) and is_only_computed_with(reader)
 

@@ -10,6 +10,7 @@ a query sees: a kernel that is given a matrix computes all scores.
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,10 +25,16 @@ from backend_kwargs.rewrites.matching import (
     calls,
     dying_with,
     have_one_dtype,
+    known,
     known_true,
+    matched,
+    require,
+    value_if_any,
+    value_of,
+    values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_later, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_later, replacing
 
 REWRITE = Rewrite(
     "Attention of other than four dimensions, of heads that broadcast, or in blocks, as torch has fused kernels for it",
@@ -106,41 +113,26 @@ def attention_in_blocks(
     return made.transpose(1, 2).contiguous().transpose(1, 2) if heads_last else made.contiguous()
 
 
-def _attended(node: Node, args: Arguments) -> Node | None:
+def _attended(node: Node, args: Arguments) -> Node:
     """Insert a call of our function for attention that has no fused kernel as it is, or that has blocks."""
-    operands, mask = [args[name] for name in ("query", "key", "value")], args["attn_mask"]
-    values, of_mask = examples(*operands, node), example(mask)
-    if values is None or args["dropout_p"] or args["enable_gqa"]:
-        return None
-    if changes_later(node, [node]):  # fused kernels save their result
-        return None
-    *tensors, result = values
-    if not have_one_dtype(tensors) or result.dtype not in DTYPES or not all(known_true(e.numel() > 0) for e in values):
-        return None
-    if sizes := _blocks(mask, node):
-        fits = all(each.dim() == 4 and each.shape[:3] == (*result.shape[:2], sum(sizes)) for each in tensors)
+    operands, mask, scale = [args[name] for name in ("query", "key", "value")], args["attn_mask"], args["scale"]
+    *tensors, result = values = values_of(*operands, node)
+    require(not (args["dropout_p"] or args["enable_gqa"]))
+    require(not changes_later(node, [node]))  # fused kernels save their result
+    require(have_one_dtype(tensors) and result.dtype in DTYPES and all(known_true(e.numel() > 0) for e in values))
+    if sizes := matched(_blocks, mask, node):
         heads_last = result.transpose(1, 2).is_contiguous()
-        if not fits or args["is_causal"] or not (heads_last or result.is_contiguous()):
-            return None
-        return node.graph.call_function(attention_in_blocks, (*operands, sizes, args["scale"], heads_last))
-    scale = args["scale"]
-    if not result.is_contiguous() or not (scale is None or (isinstance(scale, int | float) and scale > 0)):
-        return None
-    of_three = of_mask is not None and of_mask.dim() == 3
-    has_four = not of_three and all(each.dim() == 4 and _has_batches_of(each, tensors[0]) for each in tensors)
-    if has_four or not _may_mask(mask, of_mask, tensors[0], result):
-        return None
+        require(all(each.dim() == 4 and each.shape[:3] == (*result.shape[:2], sum(sizes)) for each in tensors))
+        require(not args["is_causal"] and (heads_last or result.is_contiguous()))
+        return node.graph.call_function(attention_in_blocks, (*operands, sizes, scale, heads_last))
+    require(result.is_contiguous() and (scale is None or (isinstance(scale, int | float) and scale > 0)))
+    of_mask = value_if_any(mask)
+    if of_mask is None or of_mask.dim() != 3:
+        require(not all(each.dim() == 4 and _has_batches_of(each, tensors[0]) for each in tensors))
+    # Where a mask adds about -1e9 to all scores of a query, the gradients of fused kernels are too large by a factor.
+    if of_mask is not None and of_mask.dtype != torch.bool:
+        require(of_mask.dtype == tensors[0].dtype and not result.requires_grad)
     return node.graph.call_function(attention_in_four, (*operands, mask, args["is_causal"], scale))
-
-
-def _may_mask(mask: object, value: Tensor | None, q: Tensor, result: Tensor) -> bool:
-    """Return whether there is no mask, or one that loses no digits.
-
-    Where one adds about -1e9 to all scores of a query, the gradients of fused kernels are too large by a factor.
-    """
-    if value is None:
-        return mask is None
-    return value.dtype == torch.bool or (value.dtype == q.dtype and not result.requires_grad)
 
 
 def _has_batches_of(one: Tensor, other: Tensor) -> bool:
@@ -149,48 +141,39 @@ def _has_batches_of(one: Tensor, other: Tensor) -> bool:
 
 
 def _blocks(mask: object, reader: Node) -> list[int]:
-    """Return the sizes of the blocks that a mask shows, in their order; none if it is another mask."""
-    made = _made_by(mask, reader)
-    values = examples(*made[:1], mask)
-    if not made or values is None:
-        return []
-    (rows, *columns), seen = values[0].shape, values[1]
-    hides = made[0].args[1] if len(made[0].args) > 1 else made[0].kwargs["fill_value"]
-    if (
-        not isinstance(rows, int)
-        or columns != [rows]
-        or seen.shape[-2:] != (rows, rows)
-        or seen.stride()[-2:] != (rows, 1)
-    ):
-        return []
-    is_boolean = seen.dtype == torch.bool
-    if not isinstance(hides, int | float) or (hides if is_boolean else not hides <= torch.finfo(seen.dtype).min):
-        return []
+    """Return the sizes of the blocks that a mask shows, in their order."""
+    full, *writes = _made_by(mask, reader)
+    whole, seen = values_of(full, mask)
+    (rows, *columns), is_boolean = whole.shape, seen.dtype == torch.bool
+    hides: Any = full.args[1] if len(full.args) > 1 else full.kwargs["fill_value"]
+    require(isinstance(rows, int) and columns == [rows])
+    require(seen.shape[-2:] == (rows, rows) and seen.stride()[-2:] == (rows, 1) and isinstance(hides, int | float))
+    require(not hides if is_boolean else hides <= torch.finfo(seen.dtype).min)
     ends = [0]
-    for write in made[1:]:
+    for write in writes:
         _, index, shown = write.args
-        stop = getattr(index[0], "stop", None) if isinstance(index, tuple) else None
-        if index != (slice(ends[-1], stop),) * 2 or not isinstance(stop, int) or shown != is_boolean:
-            return []
+        stop: Any = getattr(index[0], "stop", None) if isinstance(index, tuple) else None
+        require(index == (slice(ends[-1], stop),) * 2 and isinstance(stop, int) and bool(shown == is_boolean))
         ends.append(stop)
     sizes = [stop - start for start, stop in pairwise(ends)]
-    return sizes if ends[-1] == rows and min(sizes) > 0 else []
+    require(ends[-1] == rows and min(sizes) > 0)
+    return sizes
 
 
 def _made_by(mask: object, reader: Node) -> list[Node]:
-    """Return the call of `full` that a mask is a view of, and the writes before it is read; none if others write."""
-    if not isinstance(mask, Node) or not calls(full := origin(mask), torch.full):
-        return []
+    """Return the call of `full` that a mask is a view of, and the writes before it is read; nothing else may write."""
+    full = origin(known(mask if isinstance(mask, Node) else None))
+    require(calls(full, torch.full) and storages_of(value_of(full)) == storages_of(value_of(mask)))
     writes = sorted(each for each in full.users if calls(each, operator.setitem) and each < reader)
-    is_view = storages_of(example(full)) == storages_of(example(mask))
-    return [full, *writes] if is_view and not written_between(full, reader, [full], writes) else []
+    require(not written_between(full, reader, [full], writes))
+    return [full, *writes]
 
 
 def _placed(node: Node) -> list[Node]:
     """Return the call with all that makes its mask, which tells where the blocks are."""
-    made = _made_by((arguments_of(node) or {}).get("attn_mask"), node)
-    memory = {each for node in made[:1] for each in storages_of(example(node))}
-    views = (each for each in node.graph.nodes if memory & storages_of(example(each)))
+    made = matched(_made_by, (arguments_of(node) or {}).get("attn_mask"), node) or []
+    memory = {each for node in made[:1] for each in storages_of(value_of(node))}
+    views = (each for each in node.graph.nodes if memory & storages_of(value_of(each)))
     return [*dict.fromkeys((*dying_with(node), *views, *made))]
 
 

@@ -17,14 +17,21 @@ from backend_kwargs.rewrites.matching import (
     MUL,
     SUMS,
     Arguments,
-    arguments_of,
+    NoMatchError,
+    calls,
     define,
+    input_of,
     known_true,
+    matched,
+    read,
+    require,
     same_sizes,
     used_once,
+    value_if_any,
+    values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, method, replacing
 
 REWRITE = Rewrite(
     "Sums and means of gathered rows (bags of embeddings, the outputs of a token's experts) by our own kernel",
@@ -103,15 +110,13 @@ class _Sum:
     mean: bool
 
 
-def _sum_of_rows(node: Node, args: Arguments) -> Node | None:
+def _sum_of_rows(node: Node, args: Arguments) -> Node:
     """Insert the operator, and the reshape to the sizes of this sum of gathered rows."""
     parts = _bag(args) if node.target is F.embedding_bag else _reduction(node, args)
-    values = examples(parts.table, parts.indices, node) if parts else None
-    if parts is None or values is None or not _has_kernel(parts, *values):
-        return None
-    if changes_meanwhile(node, [parts.table, parts.indices, parts.weights]):
-        return None
-    result, new = values[-1], _call(node.graph, parts)
+    table, indices, result = values_of(parts.table, parts.indices, node)
+    _require_kernel(parts, table, indices, value_if_any(parts.weights), result)
+    require(not changes_meanwhile(node, [parts.table, parts.indices, parts.weights]))
+    new = _call(node.graph, parts)
     if result.dim() != 2:
         new = node.graph.call_function(torch.reshape, (new, (-1, *result.shape[1:])))
     return new
@@ -124,105 +129,91 @@ def _call(graph: Graph, parts: _Sum) -> Node:
         for each in (parts.indices, parts.weights)
     )
     # A sum without gradients may be of rows that were gathered under `no_grad`, from a table that has them.
-    table, weights = (each and graph.call_method("detach", (each,)) for each in (parts.table, weights))
+    table, weights = (each and method(each, "detach") for each in (parts.table, weights))
     return graph.call_function(gather_sum, (table, indices, weights, parts.padding, parts.mean))
 
 
-def _has_kernel(parts: _Sum, table: Tensor, indices: Tensor, result: Tensor) -> bool:
-    """Return whether the kernel can compute this result, which has no derivative."""
-    on_host = table.is_cpu and torch.cuda.is_available()  # where ATen and Inductor are faster
-    if on_host or table.device != indices.device or result.requires_grad:
-        return False
-    if table.dim() != 2 or not known_true(table.stride(1) == 1):
-        return False
-    weights = example(parts.weights)
-    floats = {table.dtype, table.dtype if weights is None else weights.dtype}
-    if not floats.issubset(DTYPES) or indices.dtype not in INDICES or result.dtype != _dtype(table, weights):
-        return False
-    static = all(isinstance(size, int) for size in (parts.length, table.shape[1], *result.shape[1:]))
-    constant = parts.padding is None or isinstance(parts.padding, int)
-    return static and constant and 0 < parts.length <= MOST and known_true(result.numel() > 0)
+def _require_kernel(parts: _Sum, table: Tensor, indices: Tensor, weights: Tensor | None, result: Tensor) -> None:
+    """Raise unless the kernel can compute this result, which has no derivative."""
+    require(not (table.is_cpu and torch.cuda.is_available()))  # where ATen and Inductor are faster
+    require(table.device == indices.device and not result.requires_grad)
+    require(table.dim() == 2 and known_true(table.stride(1) == 1))
+    require(all(each is None or each.dtype in DTYPES for each in (table, weights)))
+    require(indices.dtype in INDICES and result.dtype == _dtype(table, weights))
+    require(all(isinstance(size, int) for size in (parts.length, table.shape[1], *result.shape[1:])))
+    require(parts.padding is None or isinstance(parts.padding, int))
+    require(0 < parts.length <= MOST and known_true(result.numel() > 0))
 
 
-def _bag(args: Arguments) -> _Sum | None:
-    """Return the sum of a call of `embedding_bag` whose bags all have one length, or None."""
-    if args["mode"] not in ("sum", "mean") or args["max_norm"] is not None or args["include_last_offset"]:
-        return None
-    values, weights = examples(args["input"], args["weight"]), args["per_sample_weights"]
-    if values is None or values[0].dim() != 2:
-        return None
-    bags, table = values
-    factors = example(weights)
-    if weights is not None and (factors is None or not same_sizes(factors.shape, bags.shape)):
-        return None
+def _bag(args: Arguments) -> _Sum:
+    """Return the sum of a call of `embedding_bag` whose bags all have one length."""
+    require(args["mode"] in ("sum", "mean") and args["max_norm"] is None and not args["include_last_offset"])
+    (bags, table), weights = values_of(args["input"], args["weight"]), args["per_sample_weights"]
+    factors = value_if_any(weights)
+    require(bags.dim() == 2 and (factors is None or same_sizes(factors.shape, bags.shape)))
     padding = args["padding_idx"]
     if isinstance(padding, int) and padding < 0:
         padding += table.shape[0]
     return _Sum(args["weight"], args["input"], weights, padding, bags.shape[1], args["mode"] == "mean")
 
 
-def _reduction(node: Node, args: Arguments) -> _Sum | None:
-    """Return the sum of a reduction over the last dimension but one of gathered rows, or None."""
-    rows = example(args["input"])
-    if rows is None or args["dtype"] is not None or [*(args.get("dim") or ())] not in ([-2], [rows.dim() - 2]):
-        return None
-    parts = _gathered(args["input"])
-    return parts and _Sum(*parts, None, rows.shape[-2], SUMS[node.target])
+def _reduction(node: Node, args: Arguments) -> _Sum:
+    """Return the sum of a reduction over the last dimension but one of gathered rows."""
+    (rows,) = values_of(args["input"])
+    require(args["dtype"] is None and [*(args.get("dim") or ())] in ([-2], [rows.dim() - 2]))
+    return _Sum(*_gathered(args["input"]), None, rows.shape[-2], SUMS[node.target])
 
 
-def _gathered(node: object) -> tuple[Node, Node, Node | None] | None:
-    """Return the table, indices and weights of rows that are gathered, then at most reshaped and weighted, or None."""
+def _gathered(node: Node) -> tuple[Node, Node, Node | None]:
+    """Return the table, indices and weights of rows that are gathered, then at most reshaped and weighted."""
     weights = None
-    while isinstance(node, Node) and used_once(node) and example(node) is not None:
-        if (selected := _selected(node)) is not None:
+    while used_once(node):
+        if (selected := matched(_selected, node)) is not None:
             return *selected, weights
-        if node.target in RESHAPE and node.args and _has_rows_of(node, node.args[0]):
-            node = node.args[0]
-        elif node.target in MUL and weights is None and (factors := _weighted(node)):
-            node, weights = factors
+        if calls(node, *RESHAPE):
+            node = _rearranged(node)
         else:
-            return None
-    return None
+            require(weights is None)
+            node, weights = _weighted(node)
+    raise NoMatchError
 
 
-def _selected(node: Node) -> tuple[Node, Node] | None:
-    """Return the table and the indices of the rows that `node` gathers, or None."""
-    table: Any = None
-    index: Any = None
-    args = arguments_of(node) or {}
+def _selected(node: Node) -> tuple[Node, Node]:
+    """Return the table and the indices of the rows that `node` gathers."""
+    table: Any
+    index: Any
     if node.target is operator.getitem:
         table, key = node.args
         index, *others = key if isinstance(key, tuple) and key else (key,)
-        index = index if all(each in (slice(None), Ellipsis) for each in others) else None
-    elif node.target is F.embedding and args and args["max_norm"] is None:
-        table, index = args["weight"], args["input"]
-    elif node.target in SELECT and args and args["dim"] in (0, -2):
-        table, index = args["input"], args["index"]
-    numbers = example(index)
-    return (table, index) if numbers is not None and numbers.dim() else None
+        require(all(each in (slice(None), Ellipsis) for each in others))
+    else:
+        args = read(node)
+        is_embedding = calls(node, F.embedding) and args["max_norm"] is None
+        require(is_embedding or (calls(node, *SELECT) and args["dim"] in (0, -2)))
+        table, index = (args["weight"], args["input"]) if is_embedding else (args["input"], args["index"])
+    (numbers,) = values_of(index)
+    require(numbers.dim() > 0)
+    return table, index
 
 
-def _weighted(node: Node) -> tuple[Node, Node] | None:
-    """Return the rows and the weights, one for each row, that `node` multiplies, or None."""
-    args = arguments_of(node) or {}
-    one, other = args.get("input"), args.get("other")
-    rows: Any
-    weights: Any
+def _weighted(node: Node) -> tuple[Node, Node]:
+    """Return the rows and the weights, one for each row, that `node` multiplies."""
+    require(calls(node, *MUL))
+    args = read(node)
+    one, other = args["input"], args["other"]
     for rows, weights in ((one, other), (other, one)):
-        values = examples(rows, weights)
-        if rows is weights or values is None:
-            return None
-        if same_sizes(values[1].shape, (*values[0].shape[:-1], 1)):
+        value, factors = values_of(rows, weights)
+        if rows is not weights and same_sizes(factors.shape, (*value.shape[:-1], 1)):
             return rows, weights
-    return None
+    raise NoMatchError
 
 
-def _has_rows_of(node: Node, other: object) -> bool:
-    """Return whether `node` has the rows of `other` in another arrangement."""
-    values = examples(node, other)
-    if values is None or values[0].dtype != values[1].dtype:  # `view` also takes a dtype
-        return False
-    return known_true(values[0].shape[-1] == values[1].shape[-1])
+def _rearranged(node: Node) -> Node:
+    """Return the tensor whose rows `node` has in another arrangement."""
+    source: Node = input_of(node)
+    one, other = values_of(node, source)
+    require(one.dtype == other.dtype and known_true(one.shape[-1] == other.shape[-1]))  # `view` also takes a dtype
+    return source
 
 
 fuse_gather_sum = replacing((F.embedding_bag, *SUMS), _sum_of_rows)

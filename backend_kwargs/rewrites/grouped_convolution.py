@@ -38,8 +38,8 @@ from backend_kwargs.rewrites.matching import (
     prims,
     read,
     register,
+    require,
     same_sizes,
-    value_of,
     values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite, ran
@@ -125,25 +125,27 @@ depthwise_norm = define(f"depthwise_norm{NORMED}", with_norm, cuda=_depthwise_cu
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the patterns."""
-    register_norms(passes, depthwise_norm, lambda node, end: _is_depthwise(node) and _computes(node, end))
+    register_norms(passes, depthwise_norm, partial(_require_kernel, depthwise=True))
     register(passes, CallFunctionVarArgs(aten.convolution.default), _in_groups, _insert)
 
 
-def register_norms(passes: PatternMatcherPass, operator: Any, fits: Callable[[Node, Node], bool]) -> None:
+def register_norms(passes: PatternMatcherPass, operator: Any, check: Callable[[Node, Node], None]) -> None:
     """Register what `operator` computes: what ends in an activation, in a norm, or in a convolution, the longest first.
 
-    `fits(convolution, end)` returns whether it may.
+    `check(convolution, end)` raises where it may not.
     """
 
-    def before(match: Match) -> Affine | None:
+    def before(match: Match) -> Affine:
         """Return the convolution, with what is applied to its channels, before an activation or a rounding."""
         end = match.output_node()
         affine = affine_convolution(match.kwargs.get("x", input_of(end)))
-        return affine if affine is not None and fits(affine.convolution, end) else None
+        check(affine.convolution, end)
+        return affine
 
-    def alone(match: Match) -> Affine | None:
+    def alone(match: Match) -> Affine:
         node = match.output_node()
-        return Affine(node) if fits(node, node) else None
+        check(node, node)
+        return Affine(node)
 
     for name, activation in ACTIVATIONS.items():
         ends = patterns_of(activation, HALF) if name else [CallFunctionVarArgs(prims.convert_element_type.default)]
@@ -152,9 +154,10 @@ def register_norms(passes: PatternMatcherPass, operator: Any, fits: Callable[[No
     register(passes, CallFunctionVarArgs(aten.convolution.default), alone, partial(_fuse, operator, ""))
 
 
-def _in_groups(match: Match) -> Node | None:
+def _in_groups(match: Match) -> Node:
     node = match.output_node()
-    return node if not _is_depthwise(node) and _computes(node, node) else None
+    _require_kernel(node, node, depthwise=False)
+    return node
 
 
 def _insert(node: Node, _: Node) -> Node:
@@ -186,21 +189,14 @@ def _reads_strides(node: Node) -> bool:
     return calls(node, *READERS_OF_STRIDES)
 
 
-def _is_depthwise(node: Node) -> bool:
-    weight = value_of(read(node)["weight"])
-    return weight is not None and weight.shape[1] == 1
-
-
-def _computes(node: Node, end: Node) -> bool:
-    """Return whether a kernel computes a convolution, and what ends in `end`."""
+def _require_kernel(node: Node, end: Node, *, depthwise: bool) -> None:
+    """Raise unless a kernel computes a convolution, and what ends in `end`."""
     args = read(node)
-    values = values_of(args["input"], args["weight"], node, end)
-    if values is None or args["transposed"] or not have_one_dtype(values, HALF):
-        return False
-    x, w, result, wanted = values
-    alike = same_sizes(result.shape, wanted.shape) and has_channels_last(wanted)
+    x, w, result, wanted = values = values_of(args["input"], args["weight"], node, end)
+    require((w.shape[1] == 1) is depthwise and not args["transposed"] and have_one_dtype(values, HALF))
+    require(same_sizes(result.shape, wanted.shape) and has_channels_last(wanted))
     *_, dilation, groups = operands(node)
-    return alike and _fit(x, w, result, groups, dilation)
+    require(_fit(x, w, result, groups, dilation))
 
 
 def _fit(x: Tensor, w: Tensor, result: Tensor, groups: object, dilation: Sequence[Any]) -> bool:

@@ -14,10 +14,22 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from backend_kwargs.rewrites.matching import Arguments, arguments_of, bytes_of, have_one_dtype, hint, of_each, used_once
+from backend_kwargs.rewrites.matching import (
+    Arguments,
+    bytes_of,
+    calls,
+    have_one_dtype,
+    hint,
+    matched,
+    of_each,
+    read,
+    require,
+    used_once,
+    values_of,
+)
 from backend_kwargs.rewrites.patches import CONVOLUTIONS
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, method, replacing
 
 REWRITE = Rewrite(
     "Convolutions of single pixels before an interpolation, on fewer pixels",
@@ -43,33 +55,26 @@ class _Part:
     interpolation: Node | None
 
 
-def _convolution(node: Node, args: Arguments) -> Node | None:
+def _convolution(node: Node, args: Arguments) -> Node:
     """Insert the sum of the interpolated convolutions for a convolution of interpolated images."""
-    values = examples(args["input"], args["weight"], node)
-    if values is None or not is_of_pixels(args, *values):
-        return None
-    x, _, result = values
-    parts = _parts(_joined(args["input"]))
+    x, _, result = values = values_of(args["input"], args["weight"], node)
+    require(is_of_pixels(args, *values))
+    parts = _parts(matched(_joined, args["input"]) or [args["input"]])
     small, others = ([each for each in parts if bool(each.interpolation) is has] for has in (True, False))
-    layout = _layout(result)
-    pixels = hint(result[:, 0].numel())
-    if layout is None or not any(each.pixels < pixels for each in small):
-        return None
-    if changes_meanwhile(node, [*(each.image for each in parts), args["weight"], args["bias"]]):
-        return None
+    layout, pixels = _layout(result), hint(result[:, 0].numel())
+    require(any(each.pixels < pixels for each in small))
+    require(not changes_meanwhile(node, [*(each.image for each in parts), args["weight"], args["bias"]]))
     # Neither are the interpolated images written and read, nor, where there are several, joined.
     written = sum(each.pixels for each in small) / pixels + bool(others)
     joined = sum(each.channels for each in others) / x.shape[1] if len(others) > 1 else 0.0
     flops = 2 * result.shape[1] * sum(each.channels * (pixels - each.pixels) for each in small)
-    saved = 2 * bytes_of(x) * (1 - joined) - 2 * bytes_of(result) * written + flops * BYTES_PER_FLOP
-    if saved <= 0:
-        return None
+    require(2 * bytes_of(x) * (1 - joined) - 2 * bytes_of(result) * written + flops * BYTES_PER_FLOP > 0)
     groups = [*([others] if others else []), *([each] for each in small)]
     last = layout is not torch.contiguous_format
     biases = [args["bias"], *[None] * (len(groups) - 1)]
     terms = [_term(node, args, *each, last=last) for each in zip(groups, biases, strict=True)]
     new = reduce(lambda one, other: node.graph.call_function(torch.add, (one, other)), terms)
-    return node.graph.call_method("to", (new,), {"dtype": result.dtype, "memory_format": layout})
+    return method(new, "to", dtype=result.dtype, memory_format=layout)
 
 
 def is_of_pixels(args: Arguments, x: Tensor, w: Tensor, result: Tensor) -> bool:
@@ -82,30 +87,32 @@ def is_of_pixels(args: Arguments, x: Tensor, w: Tensor, result: Tensor) -> bool:
     return plain and not padded and {x.dtype, w.dtype, result.dtype}.issubset(DTYPES)
 
 
-def _layout(result: Tensor) -> torch.memory_format | None:
-    """Return the layout of a result, or None if it is neither contiguous nor channels last."""
+def _layout(result: Tensor) -> torch.memory_format:
+    """Return the layout of a result; raise if it is neither contiguous nor channels last."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim(), torch.contiguous_format)
-    return next((each for each in (torch.contiguous_format, last) if result.is_contiguous(memory_format=each)), None)
+    layouts = [each for each in (torch.contiguous_format, last) if result.is_contiguous(memory_format=each)]
+    require(bool(layouts))
+    return layouts[0]
 
 
 def _joined(source: Node) -> Sequence[Node]:
-    """Return the images whose channels `source` joins for one reader, or `source`."""
-    args = arguments_of(source) if source.target in CAT and used_once(source) else None
-    if args is None or not isinstance(args["tensors"], list | tuple):
-        return [source]
-    values = examples(source, *args["tensors"])
-    if values is None or args["dim"] not in (1, 1 - values[0].dim()) or not have_one_dtype(values):
-        return [source]
-    whole, *images = values
-    alike = all(each.dim() == whole.dim() and isinstance(each.shape[1], int) for each in images)
-    return args["tensors"] if alike and whole.requires_grad == any(each.requires_grad for each in images) else [source]
+    """Return the images whose channels `source` joins for one reader."""
+    require(calls(source, *CAT) and used_once(source))
+    args = read(source)
+    images: Sequence[Node] = args["tensors"]
+    require(isinstance(images, list | tuple))
+    whole, *parts = values = values_of(source, *images)
+    require(args["dim"] in (1, 1 - whole.dim()) and have_one_dtype(values))
+    require(all(each.dim() == whole.dim() and isinstance(each.shape[1], int) for each in parts))
+    require(whole.requires_grad == any(each.requires_grad for each in parts))
+    return images
 
 
 def _parts(images: Sequence[Node]) -> list[_Part]:
     """Return what is convolved of each image, and where its weights are."""
     parts, start = list[_Part](), 0
     for each in images:
-        source = _enlarged(each)
+        source = matched(_enlarged, each)
         value = (source or each).meta["example_value"]
         part = _Part(source or each, start, value.shape[1], hint(value[:, 0].numel()), each if source else None)
         parts.append(part)
@@ -113,15 +120,14 @@ def _parts(images: Sequence[Node]) -> list[_Part]:
     return parts
 
 
-def _enlarged(image: Node) -> Node | None:
-    """Return what `image` interpolates to no fewer pixels for one reader, or None."""
-    args = arguments_of(image) if image.target is F.interpolate and used_once(image) else None
-    values = examples(args["input"], image) if args else None
-    if args is None or values is None:
-        return None
-    before, after = values
-    same = before.dtype == after.dtype and before.requires_grad == after.requires_grad
-    return args["input"] if same and hint(before.numel()) <= hint(after.numel()) else None
+def _enlarged(image: Node) -> Node:
+    """Return what `image` interpolates to no fewer pixels for one reader."""
+    require(calls(image, F.interpolate) and used_once(image))
+    source: Node = read(image)["input"]
+    before, after = values_of(source, image)
+    require(before.dtype == after.dtype and before.requires_grad == after.requires_grad)
+    require(hint(before.numel()) <= hint(after.numel()))
+    return source
 
 
 def _term(node: Node, args: Arguments, parts: Sequence[_Part], bias: Node | None, *, last: bool) -> Node:
@@ -131,13 +137,13 @@ def _term(node: Node, args: Arguments, parts: Sequence[_Part], bias: Node | None
     """
     graph = node.graph
     images = [each.image for each in parts]
-    weights = [graph.call_method("narrow", (args["weight"], 1, each.start, each.channels)) for each in parts]
+    weights = [method(args["weight"], "narrow", 1, each.start, each.channels) for each in parts]
     image, weight = (
         each[0] if len(each) == 1 else graph.call_function(torch.cat, (each, 1)) for each in (images, weights)
     )
     if last:
-        rows, columns = graph.call_method("movedim", (image, 1, -1)), graph.call_method("flatten", (weight, 1))
-        new = graph.call_method("movedim", (graph.call_function(F.linear, (rows, columns, bias)), -1, 1))
+        rows, columns = method(image, "movedim", 1, -1), method(weight, "flatten", 1)
+        new = method(graph.call_function(F.linear, (rows, columns, bias)), "movedim", -1, 1)
     else:
         new = graph.create_node("call_function", node.target, (image, weight, bias))
     if (interpolation := parts[0].interpolation) is None:

@@ -12,9 +12,19 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.rewrites.matching import Arguments, Context, Gradients, define, have_one_dtype, same_sizes
+from backend_kwargs.rewrites.matching import (
+    Arguments,
+    Context,
+    Gradients,
+    define,
+    have_one_dtype,
+    require,
+    same_sizes,
+    value_if_any,
+    values_of,
+)
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import example, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import first_result, replacing
 from backend_kwargs.torch_internals.tensors import decompose_in_inductor
 
 REWRITE = Rewrite(
@@ -93,48 +103,37 @@ decompose_in_inductor(layer_norm, _layer_norm)
 # ---- dynamo's graph
 
 
-def _norm(node: Node, args: Arguments) -> Node | None:
+def _norm(node: Node, args: Arguments) -> Node:
     """Insert the operator for a layer norm that is trained."""
-    values, bias = examples(args["input"], args["weight"], node), example(args["bias"])
+    x, weight, result = values = values_of(args["input"], args["weight"], node)
     # Without a gradient of the weight, the gradient is one kernel anyway.
-    if values is None or (bias is None) != (args["bias"] is None) or not all(each.requires_grad for each in values):
-        return None
-    x, weight, result = values
-    if not _has_kernel(x, weight, bias, result):
-        return None
+    require(all(each.requires_grad for each in values))
+    _require_kernel(x, weight, value_if_any(args["bias"]), result)
     call = node.graph.call_function(layer_norm, tuple(args[name] for name in ("input", "weight", "bias", "eps")))
     return first_result(node, call, x.dtype)
 
 
-def _gradients_of_norm(node: Node, args: Arguments) -> Node | None:
+def _gradients_of_norm(node: Node, args: Arguments) -> Node:
     """Insert the operator for a call of ATen's gradients."""
     operands = tuple(args[name] for name in ("grad_out", "input", "mean", "rstd", "weight"))
-    values = examples(*operands)
-    if values is None:
-        return None
-    grad, x, mean, rstd, weight = values
-    if not _has_kernel(x, weight, example(args["bias"]), grad):
-        return None
+    grad, x, mean, rstd, weight = values_of(*operands)
+    _require_kernel(x, weight, value_if_any(args["bias"]), grad)
     # ATen's operator can be differentiated, and ours cannot.
-    if torch.is_grad_enabled() and any(each.requires_grad for each in (grad, x, weight)):
-        return None
-    if not all(same_sizes(each.shape, (*x.shape[:-1], 1)) for each in (mean, rstd)):
-        return None
+    require(not (torch.is_grad_enabled() and any(each.requires_grad for each in (grad, x, weight))))
+    require(all(same_sizes(each.shape, (*x.shape[:-1], 1)) for each in (mean, rstd)))
     results = 3 if args["bias"] is not None and args["output_mask"][2] else 2
     used = [user.args[1] if user.target is operator.getitem else None for user in node.users]
-    if not all(args["output_mask"][:results]) or any(at not in range(results) for at in used):
-        return None
+    require(all(args["output_mask"][:results]) and all(at in range(results) for at in used))
     return node.graph.call_function(layer_norm_backward, operands)
 
 
-def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, alike: Tensor) -> bool:
-    """Return whether the kernel takes a norm of the rows of `x`; `alike` is the result or its gradient."""
+def _require_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, alike: Tensor) -> None:
+    """Raise unless the kernel takes a norm of the rows of `x`; `alike` is the result or its gradient."""
     columns = x.shape[-1] if x.dim() else 0
-    if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS or not same_sizes(alike.shape, x.shape):
-        return False
+    require(isinstance(columns, int) and 0 < columns <= MOST_COLUMNS and same_sizes(alike.shape, x.shape))
     parameters = [weight] if bias is None else [weight, bias]
-    sizes = all(same_sizes(each.shape, (columns,)) for each in parameters)
-    return sizes and x.is_contiguous() and have_one_dtype((x, alike, *parameters))
+    require(all(same_sizes(each.shape, (columns,)) for each in parameters))
+    require(x.is_contiguous() and have_one_dtype((x, alike, *parameters)))
 
 
 fuse_gradients = replacing(

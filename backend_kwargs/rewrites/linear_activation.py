@@ -24,6 +24,7 @@ from backend_kwargs.rewrites.matching import (
     patterns_of,
     read,
     register,
+    require,
     same_sizes,
     values_of,
 )
@@ -92,11 +93,27 @@ def add_linear(
         register(passes, pattern, partial(product_of, bias=True), partial(insert_product, operator))
 
 
-def product_of(match: Match, *, bias: bool) -> tuple[Node, Node] | None:
-    """Return what the matched activation is of, and the product of which that is a view, or None."""
-    x = match.kwargs["x"]
-    product = _product_before(match.output_node(), x, bias=bias)
-    return None if product is None else (x, product)
+def product_of(match: Match, *, bias: bool) -> tuple[Node, Node]:
+    """Return what the matched activation is of, and the product of which that is a view.
+
+    The product has a bias per column; where `bias` is False, it may have none.
+    """
+    product = x = match.kwargs["x"]
+    activation = match.output_node()
+    wanted, _ = ends = values_of(activation, x)
+    require(have_one_dtype(ends) and not (wanted.device.type == "cpu" and wanted.dtype == torch.float16))
+    while calls(product, aten.reshape.default, aten.view.default):
+        product = input_of(product)
+    # The decomposed activation uses the product, or a view of it, several times; nothing else may.
+    require(calls(product, aten.addmm.default, *([] if bias else [aten.mm.default])))
+    require(used_by_one_pattern(product, activation))
+    require(all(read(product).get(factor, 1) == 1 for factor in ("alpha", "beta")))
+    added, *factors = _operands(product)
+    whole, _, columns, *shift = values = values_of(product, *factors, *([] if added is None else [added]))
+    require(all(each.dtype == wanted.dtype for each in values[1:]))
+    require(not shift or same_sizes(shift[0].shape, whole.shape[1:]))
+    require(known_true(columns.shape[0] > 0))  # cuBLASLt is wrong for a sum of nothing
+    return x, product
 
 
 def insert_product(
@@ -118,35 +135,6 @@ def _operands(product: Node) -> tuple[Node | None, Node, Node]:
     """Return the bias, if there is one, the rows and the columns of a product."""
     args = read(product)
     return (args["input"], args["mat1"], args["mat2"]) if "mat1" in args else (None, args["input"], args["mat2"])
-
-
-def _product_before(activation: Node, x: Node, *, bias: bool) -> Node | None:
-    """Return the product of which `x` is the result, possibly reshaped, or None.
-
-    It has a bias per column; where `bias` is False, it may have none.
-    """
-    ends = values_of(activation, x)
-    if ends is None or not have_one_dtype(ends):
-        return None
-    wanted, _ = ends
-    if wanted.device.type == "cpu" and wanted.dtype == torch.float16:
-        return None
-    while calls(x, aten.reshape.default, aten.view.default):
-        x = input_of(x)
-    targets = (aten.addmm.default,) if bias else (aten.addmm.default, aten.mm.default)
-    # The decomposed activation uses the product, or a view of it, several times; nothing else may.
-    if not calls(x, *targets) or not used_by_one_pattern(x, activation):
-        return None
-    if any(read(x).get(factor, 1) != 1 for factor in ("alpha", "beta")):
-        return None
-    added, *factors = _operands(x)
-    values = values_of(x, *factors, *([] if added is None else [added]))
-    if values is None or any(each.dtype != wanted.dtype for each in values[1:]):
-        return None
-    product, _, columns, *shift = values
-    if shift and not same_sizes(shift[0].shape, product.shape[1:]):
-        return None
-    return x if known_true(columns.shape[0] > 0) else None  # cuBLASLt is wrong for a sum of nothing
 
 
 def used_by_one_pattern(node: Node, activation: Node) -> bool:

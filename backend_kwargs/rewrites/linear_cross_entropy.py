@@ -13,22 +13,26 @@ from backend_kwargs.rewrites.cross_entropy import (
     before_widening,
     cross_entropy,
     cross_entropy_backward,
-    is_mean_over_classes,
+    require_mean_over_classes,
 )
 from backend_kwargs.rewrites.matching import (
     Arguments,
     Context,
     Gradients,
-    arguments_of,
+    calls,
     define,
     have_one_dtype,
+    input_of,
     known_true,
+    read,
+    require,
     same_sizes,
     used_once,
+    values_of,
 )
 from backend_kwargs.rewrites.packed import LINEAR
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, examples, first_result, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, first_result, method, replacing
 from backend_kwargs.torch_internals.tensors import set_grad_enabled
 
 REWRITE = Rewrite(
@@ -103,46 +107,36 @@ linear_cross_entropy = define(
 # ---- dynamo's graph
 
 
-def _linear_and_loss(node: Node, args: Arguments) -> Node | None:
+def _linear_and_loss(node: Node, args: Arguments) -> Node:
     """Insert the operator for a mean cross-entropy of the results of a linear layer."""
-    if not is_mean_over_classes(args):
-        return None
+    require_mean_over_classes(args)
     logits = _flattened(before_widening(args["input"]))
-    layer = arguments_of(logits) if isinstance(logits, Node) and logits.target in LINEAR else None
-    if layer is None or logits is None or layer["bias"] is not None or not used_once(logits):
-        return None
+    require(calls(logits, *LINEAR) and used_once(logits))
+    layer = read(logits)
     x, weight, target = layer["input"], layer["weight"], args["target"]
-    values = examples(x, weight, logits)
-    if values is None or values[1].dim() != 2 or not known_true(values[1].shape[1] > 0):
-        return None
+    values = values_of(x, weight, logits)
+    require(layer["bias"] is None and values[1].dim() == 2 and known_true(values[1].shape[1] > 0))
     # Autocast computes the product in another dtype. In float16 gradients are stored before a scaler's factor reaches
     # them, and underflow.
-    if not have_one_dtype(values, (torch.float32, torch.bfloat16)):
-        return None
+    require(have_one_dtype(values, (torch.float32, torch.bfloat16)))
     trains = args["input"].meta["example_value"].requires_grad  # the graph may enter or leave `no_grad`
-    recorded = any(each.requires_grad for each in values[:2])
-    if trains != recorded and (
-        trains or torch.is_grad_enabled() or node.graph.find_nodes(op="call_function", target=set_grad_enabled)
-    ):
-        return None
-    if changes_meanwhile(node, [x, weight, target]):
-        return None
-    columns = node.graph.call_method("size", (weight, 1))
-    rows = node.graph.call_method("reshape", (x, -1, columns))
+    if trains != any(each.requires_grad for each in values[:2]):
+        require(not (trains or torch.is_grad_enabled()))
+        require(not node.graph.find_nodes(op="call_function", target=set_grad_enabled))
+    require(not changes_meanwhile(node, [x, weight, target]))
+    rows = method(x, "reshape", -1, method(weight, "size", 1))
     call = node.graph.call_function(linear_cross_entropy, (rows, weight, target, args["ignore_index"], trains))
     return first_result(node, call, torch.float32)
 
 
-def _flattened(node: Node) -> Node | None:
-    """Return the node before reshapes that keep the last dimension, or None if one changes it."""
-    while node.op == "call_method" and node.target in ("view", "reshape") and used_once(node):
-        values = examples(node.args[0], node)
+def _flattened(node: Node) -> Node:
+    """Return the node before reshapes, which must keep the last dimension."""
+    while calls(node, "view", "reshape") and used_once(node):
+        source = input_of(node)
+        one, other = values_of(source, node)
         # `view` also takes a dtype
-        if values is None or values[0].dtype != values[1].dtype:
-            return None
-        if not same_sizes(values[0].shape[-1:], values[1].shape[-1:]):
-            return None
-        node = before_widening(node.args[0])  # type: ignore[arg-type]  # it has a value
+        require(one.dtype == other.dtype and same_sizes(one.shape[-1:], other.shape[-1:]))
+        node = before_widening(source)
     return node
 
 

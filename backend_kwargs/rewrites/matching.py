@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import wraps
 from types import FunctionType
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, ParamSpec, TypeAlias, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,21 +54,59 @@ MUL = (operator.mul, torch.mul, "mul")
 SUMS = {"sum": False, "mean": True, torch.sum: False, torch.mean: True}  # and whether it is the mean
 
 
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class NoMatchError(Exception):
+    """Part of a graph is not what a rewrite replaces, or not known to be, and so stays."""
+
+
+def require(condition: bool) -> None:
+    """Raise `NoMatchError` unless a condition of a rewrite holds."""
+    if not condition:
+        raise NoMatchError
+
+
+def known(value: T | None) -> T:
+    """Return a value that a rewrite needs; raise `NoMatchError` if it is None."""
+    if value is None:
+        raise NoMatchError
+    return value
+
+
+def matched(parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what `parse` returns, or None where it finds no match."""
+    try:
+        return parse(*args, **kwargs)
+    except NoMatchError:
+        return None
+
+
+def traced_value(node: Node) -> Any:
+    """Return the fake value with which a graph was traced: dynamo's, or one that Inductor lowers."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
 def value_of(node: object) -> torch.Tensor | None:
     """Return the fake tensor of a node, or None if it has none."""
-    value = node.meta.get("val") if isinstance(node, Node) else None
+    value = traced_value(node) if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
-def values_of(*nodes: object) -> list[torch.Tensor] | None:
-    """Return the fake tensors of the nodes, or None if one of them has none."""
-    values = [value for node in nodes if (value := value_of(node)) is not None]
-    return values if len(values) == len(nodes) else None
+def values_of(*nodes: object) -> list[torch.Tensor]:
+    """Return the fake tensors of the nodes; raise `NoMatchError` if one of them has none."""
+    return [known(value_of(node)) for node in nodes]
+
+
+def value_if_any(node: object) -> torch.Tensor | None:
+    """Return the fake tensor of an argument that may be None, which then is what it returns."""
+    return None if node is None else known(value_of(node))
 
 
 def calls(node: object, *targets: object) -> TypeGuard[Node]:
-    """Return whether `node` calls one of `targets`."""
-    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+    """Return whether `node` calls one of `targets`: functions, or names of methods."""
+    return isinstance(node, Node) and node.op in ("call_function", "call_method") and node.target in targets
 
 
 # Python's operators, and methods named after them, as functions that have a schema.
@@ -131,11 +169,9 @@ def arguments_of(node: object) -> Arguments | None:
     return None
 
 
-def read(node: Node) -> Arguments:
-    """Return the arguments of a call of ATen's in a lowered graph, whose schema is known, by their names."""
-    args = arguments_of(node)
-    assert args is not None
-    return args
+def read(node: object) -> Arguments:
+    """Return the arguments of a call by their names; raise `NoMatchError` where they are not known."""
+    return known(arguments_of(node))
 
 
 def of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
@@ -145,8 +181,9 @@ def of_each(option: Any, size: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def input_of(node: Node) -> Any:
-    """Return the first argument of a call in a lowered graph: what it converts, reshapes or copies, say."""
-    return next(iter(read(node).values()))
+    """Return the first argument of a call: what it converts, reshapes or copies, say; raise if it has a keyword."""
+    require(bool(node.args))
+    return node.args[0]
 
 
 def _by_the_only_schema(target: Callable[..., Any], args: tuple[Argument, ...], kwargs: Arguments) -> Arguments | None:
@@ -201,23 +238,22 @@ def _may_be(kind: "torch.JitType", value: object) -> bool:
 
 def _is_a(types: Types, value: object) -> bool:
     """Return whether an argument, or the value of a node that is one, has one of `types`."""
-    if isinstance(value, Node):
-        value = value.meta.get("example_value", value.meta.get("val"))
-    return isinstance(value, types)
+    return isinstance(traced_value(value) if isinstance(value, Node) else value, types)
 
 
-def terms_of(node: object) -> tuple[Node, Node] | None:
-    """Return the two tensors that a sum in a lowered graph adds without a factor, or None."""
-    if not calls(node, aten.add.Tensor):
-        return None
-    one, other, alpha = read(node).values()
-    return (one, other) if isinstance(one, Node) and isinstance(other, Node) and alpha == 1 else None
+def orders_of_terms(node: object) -> Iterable[tuple[Node, Node]]:
+    """Return both orders of the two tensors that a sum adds without a factor; nothing if it is another call."""
+    args = (arguments_of(node) if calls(node, aten.add.Tensor, *ADD) else None) or {}
+    one, other = args.get("input"), args.get("other")
+    if not isinstance(one, Node) or not isinstance(other, Node) or args.get("alpha", 1) != 1:
+        return ()
+    return (one, other), (other, one)
 
 
 def converts_floats(node: object) -> TypeGuard[Node]:
     """Return whether `node` converts floating-point numbers to others; those to integers or to 8 bits are wanted."""
-    values = values_of(node, input_of(node)) if calls(node, prims.convert_element_type.default) else None
-    return values is not None and all(each.dtype in FLOATS for each in values)
+    values = values_of(node, input_of(node)) if calls(node, prims.convert_element_type.default) else ()
+    return bool(values) and all(each.dtype in FLOATS for each in values)
 
 
 def used_once(node: Node) -> bool:
@@ -320,8 +356,8 @@ def register(
 ) -> None:
     """Register a pattern: what ends in a node that matches is fused, unless `parse(match)` returns None.
 
-    `fuse(node, parsed)` inserts nodes before the last one of the match, and returns the one that replaces it, or None
-    if it has replaced another.
+    `parse` may raise `NoMatchError` as well. `fuse(node, parsed)` inserts nodes before the last one of the match, and
+    returns the one that replaces it, or None if it has replaced another.
     """
 
     def replace_last(match: Match, *args: object, **kwargs: object) -> None:
@@ -331,7 +367,8 @@ def register(
         if new is not None:
             replace(node, new)
 
-    register_graph_pattern(pattern, extra_check=lambda match: parse(match) is not None, pass_dict=passes)(replace_last)
+    fits = lambda match: matched(parse, match) is not None  # noqa: E731
+    register_graph_pattern(pattern, extra_check=fits, pass_dict=passes)(replace_last)
 
 
 Kernel: TypeAlias = Callable[..., Any]  # takes what the operator's schema says, and returns its results

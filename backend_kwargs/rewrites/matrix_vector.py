@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import HALF, Arguments, have_one_dtype, known_true
+from backend_kwargs.rewrites.matching import HALF, Arguments, have_one_dtype, known_true, require, values_of
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import examples, replacing
+from backend_kwargs.rewrites.traced import method, replacing
 
 REWRITE = Rewrite(
     "Batched products of a matrix and a vector as multiply and sum, fused with what is around them",
@@ -28,33 +28,22 @@ LARGEST_SUM = 256  # summands that one warp reads at once
 FAR = 8  # calls between a product and a softmax, in attention that is spelt out
 
 
-def _product(node: Node, args: Arguments) -> Node | None:
+def _product(node: Node, args: Arguments) -> Node:
     """Insert the multiplication and the sum for a batched product of matrices and vectors."""
     a, b = args["input"], args["other"] if "other" in args else args["mat2"]
-    values = examples(a, b, node)
-    if values is None or not _is_by_a_vector(*values):
-        return None
-    if is_in_attention(node):
-        return None
-    left, right, _ = values
-    column, graph = known_true(right.shape[-1] == 1), node.graph
+    left, right, _ = values = values_of(a, b, node)
+    # Under autocast the result has another dtype.
+    require(min(left.dim(), right.dim()) >= 3 and have_one_dtype(values))
+    require(isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM)
+    column = known_true(right.shape[-1] == 1)
+    require((column or known_true(left.shape[-2] == 1)) and not is_in_attention(node))
     if left.dtype in HALF:
-        a, b = (graph.call_method("to", (each, torch.float32)) for each in (a, b))
+        a, b = (method(each, "to", torch.float32) for each in (a, b))
     # Rows of the matrix times the transposed column, or columns of the matrix times the transposed row.
-    vector = graph.call_method("transpose", (b if column else a, -1, -2))
-    products = graph.call_function(torch.mul, (a, vector) if column else (vector, b))
-    new = graph.call_method("sum", (products,), {"dim": -1 if column else -2, "keepdim": True})
-    if left.dtype in HALF:
-        new = graph.call_method("to", (new, left.dtype))
-    return new
-
-
-def _is_by_a_vector(left: torch.Tensor, right: torch.Tensor, result: torch.Tensor) -> bool:
-    """Return whether one operand is a batch of vectors; under autocast the result has another dtype."""
-    if min(left.dim(), right.dim()) < 3 or not have_one_dtype((left, right, result)):
-        return False
-    few = isinstance(left.shape[-1], int) and 1 < left.shape[-1] <= LARGEST_SUM
-    return few and (known_true(right.shape[-1] == 1) or known_true(left.shape[-2] == 1))
+    vector = method(b if column else a, "transpose", -1, -2)
+    products = node.graph.call_function(torch.mul, (a, vector) if column else (vector, b))
+    new = method(products, "sum", dim=-1 if column else -2, keepdim=True)
+    return method(new, "to", left.dtype) if left.dtype in HALF else new
 
 
 def is_in_attention(node: Node) -> bool:

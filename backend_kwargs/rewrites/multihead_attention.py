@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
-from backend_kwargs.rewrites.matching import Arguments, known_true
+from backend_kwargs.rewrites.matching import Arguments, known_true, require, values_of
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import examples, replacing
+from backend_kwargs.rewrites.traced import replacing
 from backend_kwargs.torch_internals.tensors import is_traceable_wrapper_subclass
 
 REWRITE = Rewrite(
@@ -31,15 +31,12 @@ SIGNATURE = signature(F.multi_head_attention_forward)
 UNSUPPORTED = ("need_weights", "bias_k", "bias_v", "add_zero_attn", "use_separate_proj_weight", "static_k", "static_v")
 
 
-def _call_without_copies(node: Node, args: Arguments) -> Node | None:
+def _call_without_copies(node: Node, args: Arguments) -> Node:
     """Insert the same call of our function."""
-    values = examples(args["query"], args["key"], args["value"])
-    if values is None or any(args[name] is not None and args[name] is not False for name in UNSUPPORTED):
-        return None
-    if any(each.dim() != 3 or is_traceable_wrapper_subclass(each) for each in values):
-        return None
-    if any(each.numel() == 0 for each in values):  # kernels of attention refuse their strides
-        return None
+    values = values_of(args["query"], args["key"], args["value"])
+    require(all(args[name] is None or args[name] is False for name in UNSUPPORTED))
+    require(all(each.dim() == 3 and not is_traceable_wrapper_subclass(each) for each in values))
+    require(all(each.numel() != 0 for each in values))  # kernels of attention refuse their strides
     return node.graph.call_function(multi_head_attention, node.args, node.kwargs)
 
 

@@ -18,11 +18,11 @@ from backend_kwargs.rewrites.convolution import (
     by_onednn,
     convolution,
     folded,
-    may_fuse,
     operands,
+    require_fusible,
 )
 from backend_kwargs.rewrites.linear_activation import insert_product, product_of, used_by_one_pattern
-from backend_kwargs.rewrites.matching import define, dense, insert, patterns_of, register, value_of
+from backend_kwargs.rewrites.matching import define, dense, insert, patterns_of, register, require, values_of
 from backend_kwargs.rewrites.table import Rewrite, ran
 from backend_kwargs.torch_internals.pattern_matcher import Match, PatternMatcherPass
 
@@ -76,29 +76,28 @@ def add_patterns(passes: PatternMatcherPass) -> None:
     """Add what ends in one of the activations."""
     for name, (activation, *_) in ACTIVATIONS.items():
         for pattern in patterns_of(activation, DTYPES):
-            register(
-                passes,
-                pattern,
-                _linear_before,
-                partial(insert_product, linear_onednn, more=(name,)),
-            )
+            register(passes, pattern, _linear_before, partial(insert_product, linear_onednn, more=(name,)))
             register(passes, pattern, _convolution_before, partial(_fuse_convolution, name))
 
 
-def _is_on_cpu(activation: Node) -> bool:
-    value = value_of(activation)
-    return value is not None and value.device.type == "cpu" and value.dtype in DTYPES
+def _require_on_cpu(activation: Node) -> None:
+    (value,) = values_of(activation)
+    require(value.device.type == "cpu" and value.dtype in DTYPES)
 
 
-def _linear_before(match: Match) -> tuple[Node, Node] | None:
-    return product_of(match, bias=False) if _is_on_cpu(match.output_node()) else None
+def _linear_before(match: Match) -> tuple[Node, Node]:
+    _require_on_cpu(match.output_node())
+    return product_of(match, bias=False)
 
 
-def _convolution_before(match: Match) -> Affine | None:
-    """Return the convolution, with what is folded into it, that the activation follows, or None."""
+def _convolution_before(match: Match) -> Affine:
+    """Return the convolution, with what is folded into it, that the activation follows."""
     activation, x = match.output_node(), match.kwargs["x"]
-    affine = affine_convolution(x, shared=True) if used_by_one_pattern(x, activation) else None
-    return affine if _is_on_cpu(activation) and affine is not None and may_fuse(affine, activation) else None
+    _require_on_cpu(activation)
+    require(used_by_one_pattern(x, activation))
+    affine = affine_convolution(x, shared=True)
+    require_fusible(affine, activation)
+    return affine
 
 
 def _fuse_convolution(name: str, activation: Node, affine: Affine) -> Node:

@@ -30,9 +30,9 @@ from backend_kwargs.graphs.writes import (
     written_between,
     written_memory,
 )
-from backend_kwargs.rewrites.matching import arguments_of, same_sizes
+from backend_kwargs.rewrites.matching import arguments_of, same_sizes, value_of
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import Change, Wanted, every, example
+from backend_kwargs.rewrites.traced import Change, Wanted, every
 from backend_kwargs.torch_internals.dynamo import ConstantSource, compile_id, is_tracing, sources_of_attributes
 from backend_kwargs.torch_internals.tensors import WithoutDispatch, linear, set_grad_enabled, version_of
 
@@ -184,7 +184,7 @@ def _groups(gm: GraphModule, example_inputs: Inputs) -> list[list[_Linear]]:
         layer = _Linear(node, args["input"], args["weight"], args["bias"])
         if all(_may_pack(each, values, written) for each in layer.parameters):
             # Under autocast layers of one dtype may give results of another, and a bias may have its own.
-            result, parameters = example(node), [values[each] for each in layer.parameters]
+            result, parameters = value_of(node), [values[each] for each in layer.parameters]
             if result is not None and _is_plain(*parameters):
                 kinds = [(each.dtype, each.device, each.shape[1:]) for each in parameters]
                 sharing[layer.x, result.dtype, *kinds].append(layer)

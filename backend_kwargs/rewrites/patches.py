@@ -4,19 +4,16 @@ cuDNN first converts layouts, pads channels, or has only slow kernels for so few
 """
 
 import math
-import operator
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.fx.node import Argument
 
-from backend_kwargs.rewrites.matching import HALF, Arguments, known_true, of_each
+from backend_kwargs.rewrites.matching import HALF, Arguments, known_true, of_each, require, values_of
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import examples, replacing
+from backend_kwargs.rewrites.traced import method, replacing
 
 REWRITE = Rewrite(
     "Convolutions of patches that do not overlap as a product",
@@ -31,91 +28,61 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 ALIGNED = 8  # numbers: fast products need rows of multiples of 16 bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Patches:
-    """Images [batch, channels, *sizes], cut into `counts` patches of the weights' size in each dimension."""
-
-    images: Node
-    weight: Node
-    bias: Node | None
-    counts: tuple[int, ...]
-    size: tuple[int, ...]
-
-
-def _convolution(node: Node, args: Arguments) -> Node | None:
+def _convolution(node: Node, args: Arguments) -> Node:
     """Insert the product for a convolution of patches, in the layout of the convolution's result."""
-    patches, values = _patches(args), examples(args["input"], args["weight"], node)
-    if patches is None or values is None or values[2].dtype not in HALF:
-        return None
-    images, weight, result = values
-    dims = len(patches.size)
-    channels_last = torch.channels_last_3d if dims == 3 else torch.channels_last
-    last = dims > 1 and result.is_contiguous(memory_format=channels_last)
-    if not last and not result.is_contiguous():
-        return None
-    new = _product(patches, channels_last=known_true(images.stride(1) == 1), length=weight[0].numel())
-    new = _method("movedim", new, -1, 1)
-    return new if last else _method("contiguous", new)
+    images, weight, result = values_of(args["input"], args["weight"], node)
+    size = tuple(weight.shape[2:])
+    require(images.dim() == weight.dim() and result.dtype in HALF)
+    require(all(isinstance(each, int) for each in (*images.shape[2:], *weight.shape)) and math.prod(size) > 1)
+    # Patches neither overlap nor leave gaps.
+    pads, stride, dilation = geometry_of(args, tuple(weight.shape))
+    require(args["groups"] == 1 and not any(pads) and stride == [*size] and {*dilation} == {1})
+    channels_last = torch.channels_last_3d if len(size) == 3 else torch.channels_last
+    last = len(size) > 1 and result.is_contiguous(memory_format=channels_last)
+    require(last or result.is_contiguous())
+    new = _product(args, images, size, weight[0].numel())
+    return new if last else method(new, "contiguous")
 
 
-def _product(patches: _Patches, *, channels_last: bool, length: int) -> Node:
-    """Insert the product, [batch, *counts, channels]; the order of a patch's `length` numbers is that of the images."""
-    dims = len(patches.size)
-    cut, weight = patches.images, patches.weight
-    for at, (count, size) in enumerate(zip(patches.counts, patches.size, strict=True)):
-        cut = _method("narrow", cut, 2 + 2 * at, 0, count * size)
-        cut = _method("unflatten", cut, 2 + 2 * at, (count, size))
+def _product(args: Arguments, images: Tensor, size: tuple[int, ...], length: int) -> Node:
+    """Insert the product of patches of this `size`; the order of the `length` numbers of one is that of the images."""
+    dims, cut, weight = len(size), args["input"], args["weight"]
+    for at, each in enumerate(size):
+        count = images.shape[2 + at] // each
+        cut = method(cut, "narrow", 2 + 2 * at, 0, count * each)
+        cut = method(cut, "unflatten", 2 + 2 * at, (count, each))
     of_counts, of_size = (tuple(range(start, 2 + 2 * dims, 2)) for start in (2, 3))
-    cut = _method("permute", cut, (0, *of_counts, *((*of_size, 1) if channels_last else (1, *of_size))))
-    if channels_last:
-        weight = _method("movedim", weight, 1, -1)
-    rows, weight = _method("flatten", cut, 1 + dims), _method("flatten", weight, 1)
+    of_patch = (1, *of_size)
+    if known_true(images.stride(1) == 1):  # channels last
+        of_patch, weight = (*of_size, 1), method(weight, "movedim", 1, -1)
+    rows = method(method(cut, "permute", (0, *of_counts, *of_patch)), "flatten", 1 + dims)
+    weight = method(weight, "flatten", 1)
     if missing := -length % ALIGNED:
         rows, weight = (each.graph.call_function(F.pad, (each, (0, missing))) for each in (rows, weight))
-    return rows.graph.call_function(F.linear, (rows, weight, patches.bias))
+    return method(rows.graph.call_function(F.linear, (rows, weight, args["bias"])), "movedim", -1, 1)
 
 
-def _method(name: str, node: Node, *args: Argument) -> Node:
-    return node.graph.call_method(name, (node, *args))
-
-
-def _patches(args: Arguments) -> _Patches | None:
-    """Return the patches of a convolution, or None if they overlap, leave gaps, or have sizes that vary."""
-    values = examples(args["input"], args["weight"])
-    if values is None or values[0].dim() != values[1].dim():
-        return None
-    images, weight = values
-    sizes, size = images.shape[2:], tuple(weight.shape[2:])
-    if not all(isinstance(each, int) for each in (*sizes, *weight.shape)) or math.prod(size) == 1:
-        return None
-    if args["groups"] != 1 or (args["padding"] != "valid" and any(of_each(args["padding"], size))):
-        return None
-    if of_each(args["stride"], size) != size or any(each != 1 for each in of_each(args["dilation"], size)):
-        return None
-    counts = tuple(map(operator.floordiv, sizes, size))
-    return _Patches(args["input"], args["weight"], args["bias"], counts, size)
-
-
-def has_channels_last(result: Tensor) -> bool | None:
-    """Return whether a result has its channels last, None if it has another layout, or sizes that are not known."""
-    if free_unbacked_symbols(result):
-        return None
+def has_channels_last(result: Tensor) -> bool:
+    """Return whether a result has its channels last; raise if it has another layout, or sizes that are not known."""
+    require(not free_unbacked_symbols(result))
     first, last = result.is_contiguous(), result.movedim(1, -1).is_contiguous()
-    return not first if first or last else None
+    require(first or last)
+    return not first
 
 
-def geometry_of(args: Arguments, shape: tuple[int, ...]) -> tuple[list[int], ...] | None:
-    """Return pads in the order of `F.pad`, stride and dilation of a convolution whose weights have a `shape`."""
+def geometry_of(args: Arguments, shape: tuple[int, ...]) -> tuple[list[int], ...]:
+    """Return pads in the order of `F.pad`, stride and dilation of a convolution whose weights have a `shape`.
+
+    Raise if they are not all numbers.
+    """
     size = shape[2:]
     stride, dilation = ([*of_each(args[name], size)] for name in ("stride", "dilation"))
-    if not all(isinstance(each, int) for each in (*shape, *stride, *dilation, args["groups"])):
-        return None
+    require(all(isinstance(each, int) for each in (*shape, *stride, *dilation, args["groups"])))
     if args["padding"] == "same":
         around = [apart * (taps - 1) for apart, taps in zip(dilation, size, strict=True)]
         return [each for total in around[::-1] for each in (total // 2, total - total // 2)], stride, dilation
     padding = of_each(0 if args["padding"] == "valid" else args["padding"], size)
-    if not all(isinstance(each, int) for each in padding):
-        return None
+    require(all(isinstance(each, int) for each in padding))
     return [each for each in padding[::-1] for _ in range(2)], stride, dilation
 
 

@@ -15,9 +15,21 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from backend_kwargs.rewrites.interpolation import is_of_pixels
-from backend_kwargs.rewrites.matching import ADD, MUL, Arguments, arguments_of, known_true, same_sizes, used_once
+from backend_kwargs.rewrites.matching import (
+    ADD,
+    MUL,
+    Arguments,
+    known,
+    known_true,
+    read,
+    require,
+    same_sizes,
+    used_once,
+    value_of,
+    values_of,
+)
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, method, replacing
 
 REWRITE = Rewrite(
     "Linear layers and 1x1 convolutions of an input scaled for each sample, with the scale in the weights",
@@ -61,54 +73,46 @@ class _Reader:
     inner: list[Node] = field(default_factory=list)
     small: dict[Node, int] = field(default_factory=dict)
 
-    def affine(self, value: object) -> _Affine | None:
-        """Return a value as an affine function of one large tensor, or None if it is not known to be one."""
+    def affine(self, value: Any) -> _Affine:
+        """Return a value as an affine function of one large tensor; raise if it is not known to be one."""
         if isinstance(value, int | float):
             return _Affine(None, 0.0, float(value))
-        tensor = example(value)
-        if tensor is None or not isinstance(value, Node) or not tensor.is_floating_point():
-            return None
-        if tensor.device != self.whole.device:  # a number in the host's memory
-            return None
+        (tensor,) = values_of(value)
+        require(tensor.is_floating_point() and tensor.device == self.whole.device)  # not a number in the host's memory
         sizes = (*[1] * (self.whole.dim() - tensor.dim()), *tensor.shape)
         if all(known_true(size == 1) for at, size in enumerate(sizes) if at not in (0, self.channel)):
             self.small[value] = sizes[self.channel]
             return _Affine(None, 0.0, value)
-        if not same_sizes(sizes, self.whole.shape):
-            return None
+        require(same_sizes(sizes, self.whole.shape))
         return self._computed(value, tensor) if used_once(value) else _Affine(value, 1.0, 0.0)
 
-    def _computed(self, node: Node, tensor: Tensor) -> _Affine | None:
+    def _computed(self, node: Node, tensor: Tensor) -> _Affine:
         """Return what a sum, a difference, a product or a quotient is by what its operands are."""
-        args = arguments_of(node)
-        if args is None or args.pop("alpha", 1) != 1 or args.pop("value", 1) != 1 or args.pop("rounding_mode", None):
-            return None
+        args = read(node)
+        require(args.pop("alpha", 1) == 1 and args.pop("value", 1) == 1 and not args.pop("rounding_mode", None))
         self.inner.append(node)
-        read = [each for value in args.values() if (each := self.affine(value))]
-        if len(read) < len(args) or not (self.in_no_grad or tensor.requires_grad == _require_grad(args)):
-            return None
+        operands = [self.affine(value) for value in args.values()]
+        require(self.in_no_grad or tensor.requires_grad == _require_grad(args))
         if node.target in ADDCMUL:
-            product = _applied(operator.mul, *read[1:])
-            return product and _applied(operator.add, read[0], product)
-        return _applied(FUNCTIONS[node.target], *read) if node.target in FUNCTIONS else None
+            return _applied(operator.add, operands[0], _applied(operator.mul, *operands[1:]))
+        require(node.target in FUNCTIONS)
+        return _applied(FUNCTIONS[node.target], *operands)
 
 
 def _require_grad(args: Arguments) -> bool:
-    return any(each.requires_grad for value in args.values() if (each := example(value)) is not None)
+    return any(each.requires_grad for value in args.values() if (each := value_of(value)) is not None)
 
 
-def _applied(function: Callable[..., Any], one: _Affine, other: _Affine) -> _Affine | None:
-    """Return a function of two affine functions, or None if that is not affine."""
+def _applied(function: Callable[..., Any], one: _Affine, other: _Affine) -> _Affine:
+    """Return a function of two affine functions; raise if that is not affine."""
     if function in (operator.add, operator.sub):
-        if one.large and other.large and one.large is not other.large:
-            return None
+        require(not (one.large and other.large) or one.large is other.large)
         scale = _folded(function, one.scale, other.scale)
         return _Affine(one.large or other.large, scale, _folded(function, one.shift, other.shift))
     if function is operator.mul and other.large:
         one, other = other, one
     # What is shifted before it is scaled may cancel, as a mean that is subtracted: after a product it would be rounded.
-    if other.large or other.shift == 0.0 or (one.large and one.shift != 0.0):
-        return None
+    require(not other.large and other.shift != 0.0 and (not one.large or one.shift == 0.0))
     return _Affine(one.large, *(_folded(function, each, other.shift) for each in (one.scale, one.shift)))
 
 
@@ -121,28 +125,21 @@ def _folded(function: Callable[..., Any], one: Expression, other: Expression) ->
     return other if one == 1.0 and function is operator.mul else (function, one, other)
 
 
-def _product(node: Node, args: Arguments) -> Node | None:
+def _product(node: Node, args: Arguments) -> Node:
     """Insert the batched product by a sample's weights for a product of a tensor that is scaled for each sample."""
-    values = examples(args["input"], args["weight"], node)
-    if values is None or not all(isinstance(size, int) for value in values for size in value.shape):
-        return None
-    whole, weight, result = values
+    whole, weight, result = values = values_of(args["input"], args["weight"], node)
+    require(all(isinstance(size, int) for value in values for size in value.shape))
     is_linear = node.target is F.linear
-    if weight.dim() < 2 or not (is_linear or is_of_pixels(args, *values)):
-        return None
+    require(weight.dim() >= 2 and (is_linear or is_of_pixels(args, *values)))
     reader = _Reader(whole, whole.dim() - 1 if is_linear else 1, _require_grad(args) and not result.requires_grad)
     found = reader.affine(args["input"])
-    if found is None or found.large is None or not _varies(found.scale):
-        return None
-    large = found.large.meta["example_value"]
-    is_read_again = any(user not in (node, *reader.inner) for user in found.large.users)  # so it is written anyway
-    few = 0 < FEW * weight.shape[0] * whole.shape[0] * weight.shape[1] <= whole.numel()
-    if not (is_read_again and few) or {large.dtype, result.dtype} != {torch.bfloat16}:
-        return None
-    if not all(each.movedim(reader.channel, -1).is_contiguous() for each in (large, result)):
-        return None
-    if changes_meanwhile(node, [found.large, *reader.small, args["weight"], args["bias"]]):
-        return None
+    source = known(found.large)
+    (large,) = values_of(source)
+    require(_varies(found.scale) and {large.dtype, result.dtype} == {torch.bfloat16})
+    require(any(user not in (node, *reader.inner) for user in source.users))  # so it is written anyway
+    require(0 < FEW * weight.shape[0] * whole.shape[0] * weight.shape[1] <= whole.numel())
+    require(all(each.movedim(reader.channel, -1).is_contiguous() for each in (large, result)))
+    require(not changes_meanwhile(node, [source, *reader.small, args["weight"], args["bias"]]))
     return _scaled(node, args, found, reader)
 
 
@@ -150,20 +147,19 @@ def _scaled(node: Node, args: Arguments, found: _Affine, reader: _Reader) -> Nod
     """Insert the product of what is not scaled by the weights of each sample, [samples, columns, channels]."""
     graph, result = node.graph, node.meta["example_value"]
     batch, channels = reader.whole.shape[0], reader.whole.shape[reader.channel]
-    rows = _method(graph, "movedim", found.large, reader.channel, -1)
-    rows = _method(graph, "reshape", rows, (batch, -1, channels))
-    weight = _method(graph, "float", _method(graph, "flatten", args["weight"], 1))
+    rows = method(method(known(found.large), "movedim", reader.channel, -1), "reshape", (batch, -1, channels))
+    weight = method(method(args["weight"], "flatten", 1), "float")
     scaled = graph.call_function(torch.mul, (weight, _inserted(graph, found.scale, reader.small)))
-    scaled = _method(graph, "expand", _method(graph, "to", scaled, result.dtype), batch, -1, -1)
-    made = graph.call_function(torch.bmm, (rows, _method(graph, "transpose", scaled, 1, 2)))
+    scaled = method(method(scaled, "to", result.dtype), "expand", batch, -1, -1)
+    made = graph.call_function(torch.bmm, (rows, method(scaled, "transpose", 1, 2)))
     if found.shift != 0.0:
         shifted = graph.call_function(torch.mul, (weight, _inserted(graph, found.shift, reader.small)))
-        shift = _method(graph, "transpose", graph.call_function(torch.sum, (shifted, -1, True)), -1, -2)
+        shift = method(graph.call_function(torch.sum, (shifted, -1, True)), "transpose", -1, -2)
         made = graph.call_function(torch.add, (made, shift))
     if args["bias"] is not None:
         made = graph.call_function(torch.add, (made, args["bias"]))
-    made = _method(graph, "reshape", made, tuple(result.movedim(reader.channel, -1).shape))
-    return _method(graph, "to", _method(graph, "movedim", made, -1, reader.channel), result.dtype)
+    made = method(made, "reshape", tuple(result.movedim(reader.channel, -1).shape))
+    return method(method(made, "movedim", -1, reader.channel), "to", result.dtype)
 
 
 def _varies(scale: Expression) -> bool:
@@ -177,12 +173,8 @@ def _inserted(graph: Graph, expression: Expression, small: dict[Node, int]) -> N
         function, *operands = expression
         return graph.call_function(function, tuple(_inserted(graph, each, small) for each in operands))
     if isinstance(expression, Node):
-        return _method(graph, "float", _method(graph, "reshape", expression, (-1, 1, small[expression])))
+        return method(method(expression, "reshape", (-1, 1, small[expression])), "float")
     return expression
-
-
-def _method(graph: Graph, name: str, *args: Any) -> Node:
-    return graph.call_method(name, args)
 
 
 scale_weights = replacing((F.linear, torch.conv2d), _product)

@@ -14,9 +14,18 @@ from torch.fx import GraphModule, Node
 
 from backend_kwargs.backends import Inputs
 from backend_kwargs.graphs.writes import storages_of, written_between
-from backend_kwargs.rewrites.matching import Arguments, define, have_one_dtype, hint, known_true, same_sizes
+from backend_kwargs.rewrites.matching import (
+    Arguments,
+    define,
+    have_one_dtype,
+    hint,
+    known_true,
+    require,
+    same_sizes,
+    values_of,
+)
 from backend_kwargs.rewrites.table import Rewrite, ran
-from backend_kwargs.rewrites.traced import Change, Wanted, every, examples, replacing
+from backend_kwargs.rewrites.traced import Change, Wanted, every, method, replacing
 from backend_kwargs.torch_internals.dynamo import is_erased
 from backend_kwargs.torch_internals.symbols import check
 
@@ -101,52 +110,44 @@ def reduce_in_segments(gm: GraphModule, example_inputs: Inputs, wanted: Wanted =
     """Return the graph with rows reduced in the order of their indices, or None if it reduces none."""
     orders: dict[Hashable, Node] = {}
 
-    def in_segments(node: Node, args: Arguments) -> Node | None:
-        own, index, src = args["input"], args["index"], args.get("src", args.get("source"))
-        values = examples(own, index, src, node)
+    def in_segments(node: Node, args: Arguments) -> Node:
+        own, index, src = args["input"], args["index"], args["src"] if "src" in args else args["source"]
+        of_own, of_index, of_src, result = values_of(own, index, src, node)
         reduction = args.get("reduce", "sum")
-        if values is None or reduction not in REDUCTIONS or args.get("alpha", 1) != 1 or not _has_kernel(args, *values):
-            return None
-        graph, of_index = node.graph, values[1]
-        part = (of_index.storage_offset(), of_index.stride(0), of_index.dtype, of_index.shape[0], values[0].shape[0])
+        require(reduction in REDUCTIONS and args.get("alpha", 1) == 1 and args["dim"] in (0, -of_src.dim()))
+        _require_kernel(of_own, of_index, of_src, result)
+        graph, segments = node.graph, of_own.shape[0]
+        part = (of_index.storage_offset(), of_index.stride(0), of_index.dtype, of_index.shape[0], segments)
         key = (*storages_of(of_index), str(part))
         order = orders.get(key)
         if order is None or is_erased(order) or written_between(order, node, [index]):
             for _ in range(of_index.dim() - 1):
-                index = graph.call_method("select", (index, 1, 0))
-            rows = values[0].shape[0] if isinstance(values[0].shape[0], int) else graph.call_method("size", (own, 0))
+                index = method(index, "select", 1, 0)
+            rows = segments if isinstance(segments, int) else method(own, "size", 0)
             order = orders[key] = graph.call_function(rows_in_order, (index, rows))
-        own, src = (graph.call_method("detach", (each,)) for each in (own, src))
-        if values[2].dim() != 2:
-            own, src = (graph.call_method("flatten", (each, 1)) for each in (own, src))
+        own, src = (method(each, "detach") for each in (own, src))
+        if of_src.dim() != 2:
+            own, src = (method(each, "flatten", 1) for each in (own, src))
         parts = [graph.call_function(getitem, (order, at)) for at in range(2)]
         new = graph.call_function(segment_reduce, (own, src, *parts, reduction, args.get("include_self", True)))
-        made = new if values[2].dim() == 2 else graph.call_method("view_as", (new, args["input"]))
-        return graph.call_method("copy_", (args["input"], made)) if node.target in IN_PLACE else made
+        made = new if of_src.dim() == 2 else method(new, "view_as", args["input"])
+        return method(args["input"], "copy_", made) if node.target in IN_PLACE else made
 
     targets = (*CALLS, *IN_PLACE, *(getattr(torch, name) for name in CALLS))
     # A place is the call alone: what makes its index stays where an order is the first, and would go with the others.
     return replacing(targets, in_segments, lambda node: [node])(gm, example_inputs, wanted)
 
 
-def _has_kernel(args: Arguments, own: Tensor, index: Tensor, src: Tensor, result: Tensor) -> bool:
-    """Return whether the kernel can compute this result, which has no derivative."""
-    if len({own.device, index.device, src.device}) > 1 or (own.is_cpu and torch.cuda.is_available()):
-        return False  # on a host ATen is faster
-    if hint(src.shape[0]) >= MOST or torch.are_deterministic_algorithms_enabled():  # rows are summed in any order
-        return False
+def _require_kernel(own: Tensor, index: Tensor, src: Tensor, result: Tensor) -> None:
+    """Raise unless the kernel can compute this result, which has no derivative."""
+    require(len({own.device, index.device, src.device}) == 1)
+    require(not (own.is_cpu and torch.cuda.is_available()))  # on a host ATen is faster
+    require(src.dim() > 1 and hint(src.shape[0]) < MOST)
+    require(not torch.are_deterministic_algorithms_enabled())  # rows are summed in any order
+    require(have_one_dtype((own, src, result)) and not result.requires_grad)
+    require(all(isinstance(size, int) for size in own.shape[1:]) and same_sizes(own.shape[1:], src.shape[1:]))
+    require(same_sizes(index.shape, src.shape[: index.dim()]) and known_true(src.numel() * own.numel() > 0))
     spread = zip(index.shape[1:], index.stride()[1:], strict=True)
-    return (
-        have_one_dtype((own, src, result))
-        and not result.requires_grad
-        and src.dim() > 1
-        and args["dim"] in (0, -src.dim())
-        and all(isinstance(size, int) for size in own.shape[1:])
-        and same_sizes(own.shape[1:], src.shape[1:])
-        and same_sizes(index.shape, src.shape[: index.dim()])
-        and known_true(src.numel() * own.numel() > 0)
-        and all(known_true(size == 1) or known_true(stride == 0) for size, stride in spread)
-        and (src.is_contiguous() or (src.dim() == 2 and known_true(src.stride(1) == 1)))
-        and own.is_contiguous()
-        and result.is_contiguous()
-    )
+    require(all(known_true(size == 1) or known_true(stride == 0) for size, stride in spread))
+    require(src.is_contiguous() or (src.dim() == 2 and known_true(src.stride(1) == 1)))
+    require(own.is_contiguous() and result.is_contiguous())

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.rewrites.grouped_convolution import NORMED, has_channels_last, register_norms, result_of, with_norm
-from backend_kwargs.rewrites.matching import HALF, define, dense, have_one_dtype, read, same_sizes, values_of
+from backend_kwargs.rewrites.matching import HALF, define, dense, have_one_dtype, read, require, same_sizes, values_of
 from backend_kwargs.rewrites.table import Rewrite
 from backend_kwargs.torch_internals.pattern_matcher import PatternMatcherPass
 
@@ -54,16 +54,13 @@ stem_convolution = define(
 
 def add_patterns(passes: PatternMatcherPass) -> None:
     """Register the patterns."""
-    register_norms(passes, stem_convolution, _fits)
+    register_norms(passes, stem_convolution, _require_kernel)
 
 
-def _fits(node: Node, end: Node) -> bool:
-    """Return whether the kernel computes a convolution, and what ends in `end`."""
+def _require_kernel(node: Node, end: Node) -> None:
+    """Raise unless the kernel computes a convolution, and what ends in `end`."""
     args = read(node)
-    values = values_of(args["input"], args["weight"], node, end)
-    if values is None or args["transposed"] or args["groups"] != 1 or not have_one_dtype(values, HALF):
-        return False
-    x, w, result, wanted = values
-    few = all(isinstance(size, int) for size in w.shape) and w.shape[1] <= MOST_CHANNELS
-    is_dense = has_channels_last(wanted) or wanted.is_contiguous()
-    return x.dim() == 4 and few and is_dense and same_sizes(result.shape, wanted.shape)
+    x, w, result, wanted = values = values_of(args["input"], args["weight"], node, end)
+    require(not args["transposed"] and args["groups"] == 1 and have_one_dtype(values, HALF))
+    require(all(isinstance(size, int) for size in w.shape) and w.shape[1] <= MOST_CHANNELS and x.dim() == 4)
+    require((has_channels_last(wanted) or wanted.is_contiguous()) and same_sizes(result.shape, wanted.shape))

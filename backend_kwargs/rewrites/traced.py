@@ -21,10 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import Argument
 
 from backend_kwargs.backends import CapturedGraph, Inputs
 from backend_kwargs.errors import wrong_value
@@ -34,7 +35,16 @@ from backend_kwargs.graphs.writes import copy_of_graph, has_transforms, is_unkno
 from backend_kwargs.options.machine import machine, unmet
 from backend_kwargs.options.option import Options
 from backend_kwargs.rewrites.folding import fold_together
-from backend_kwargs.rewrites.matching import Arguments, arguments_of, dying_with, erase_dead, replace
+from backend_kwargs.rewrites.matching import (
+    Arguments,
+    arguments_of,
+    dying_with,
+    erase_dead,
+    matched,
+    replace,
+    traced_value,
+    value_of,
+)
 from backend_kwargs.rewrites.table import DIGITS, Rewrite, chosen_places, find_rewrite, fingerprint, name_of, resolved
 from backend_kwargs.torch_internals import inductor_config
 from backend_kwargs.torch_internals.pattern_matcher import (
@@ -158,11 +168,6 @@ def _leading_to(ends: Sequence[Node], inside: set[Node]) -> Iterator[Node]:
                 waiting += [(each, False) for each in reversed(node.all_input_nodes)]
 
 
-def traced_value(node: Node) -> Any:
-    """Return the fake value with which a graph was traced."""
-    return node.meta.get("val", node.meta.get("example_value"))
-
-
 def _described(value: object, *, training: bool) -> str:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
@@ -243,8 +248,8 @@ def replacing(
     """Return a rewrite of dynamo's graph that replaces calls of `targets`: functions, or names of methods.
 
     `new_node(node, arguments)`, with the arguments by their names in the schema, inserts what replaces `node` before it
-    and returns that, or None where `node` stays; `placed` returns the nodes of a place. Operators of ours have no rules
-    for `torch.func`'s transforms.
+    and returns that; it raises `NoMatchError`, or returns None, where `node` stays. `placed` returns the nodes of a
+    place. Operators of ours have no rules for `torch.func`'s transforms.
     """
 
     def calls(gm: GraphModule) -> list[Node]:
@@ -258,7 +263,7 @@ def replacing(
         for node in calls(copied):
             args, before = arguments_of(node), node.prev
             with copied.graph.inserting_before(node):
-                new = new_node(node, args) if args is not None else None
+                new = matched(new_node, node, args) if args is not None else None
             if new is None:
                 continue
             if not _saves_what_changes(before, node) and wanted(placed(node)):
@@ -299,23 +304,11 @@ def is_plain(node: Node) -> bool:
 
     A method such as `squeeze_` changes the fake tensor too, which then shows what is after it.
     """
-    value = example(node)
+    value = value_of(node)
     if value is None:
         return True
     changes = (user.op == "call_method" and user.target in CHANGE_SIZES for user in node.users)
     return not (is_traceable_wrapper_subclass(value) or any(changes))
-
-
-def example(node: object) -> torch.Tensor | None:
-    """Return the fake tensor with which dynamo traced a node, or None."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def examples(*nodes: object) -> list[torch.Tensor] | None:
-    """Return the fake tensors with which dynamo traced the nodes, or None if one of them has none."""
-    values = [value for node in nodes if (value := example(node)) is not None]
-    return values if len(values) == len(nodes) else None
 
 
 def is_only_computed_with(node: Node) -> bool:
@@ -323,7 +316,7 @@ def is_only_computed_with(node: Node) -> bool:
 
     Operators may read them, and functions that are neither torch's nor ours, as kernels.
     """
-    storages = storages_of(example(node))
+    storages = storages_of(value_of(node))
     return all(
         each.op in ("call_function", "call_method")
         and not (name := getattr(each.target, "__name__", str(each.target))).startswith("as_strided")
@@ -332,7 +325,7 @@ def is_only_computed_with(node: Node) -> bool:
             "backend_kwargs" in getattr(each.target, "__module__", "")
             or not (is_unknown(each) or isinstance(each.target, OpOverload | OpOverloadPacket))
         )
-        and (storages.isdisjoint(storages_of(example(each))) or is_only_computed_with(each))
+        and (storages.isdisjoint(storages_of(value_of(each))) or is_only_computed_with(each))
         for each in node.users
     )
 
@@ -356,11 +349,16 @@ def changes_meanwhile(node: Node, read: Sequence[Node | None]) -> bool:
     )
 
 
+def method(node: Node, name: str, *args: Argument, **kwargs: Argument) -> Node:
+    """Insert a call of a tensor's method."""
+    return node.graph.call_method(name, (node, *args), kwargs)
+
+
 def first_result(node: Node, call: Node, dtype: torch.dtype) -> Node:
     """Insert the first result of `call`, which has `dtype`, cast to the dtype of `node`."""
     first = node.graph.call_function(operator.getitem, (call, 0))
     wanted = node.meta["example_value"].dtype
-    return first if wanted == dtype else node.graph.call_method("to", (first, wanted))
+    return first if wanted == dtype else method(first, "to", wanted)
 
 
 PLACE = "post_grad_custom_pre_pass"  # here a linear layer is one addmm, and nothing is fused yet

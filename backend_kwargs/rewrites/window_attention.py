@@ -5,29 +5,27 @@ bias. The weights are computed again for the gradients. Masks that repeat for ea
 repetition.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.fx import Node
 
 from backend_kwargs.backends import Inputs
-from backend_kwargs.rewrites.attention import _attention, _attention_cuda, _heads_last
+from backend_kwargs.rewrites.attention import _attention, _attention_cuda, _heads_last, parts_of_bias, scale_of
 from backend_kwargs.rewrites.matching import (
-    ADD,
     HALF,
     Arguments,
     Context,
     Gradients,
-    arguments_of,
     define,
     have_one_dtype,
     known_true,
+    require,
     same_sizes,
+    values_of,
 )
 from backend_kwargs.rewrites.table import Rewrite
-from backend_kwargs.rewrites.traced import changes_meanwhile, example, examples, replacing
+from backend_kwargs.rewrites.traced import changes_meanwhile, method, replacing
 
 REWRITE = Rewrite(
     "Attention with a bias over few keys in training, by our own kernels",
@@ -42,7 +40,6 @@ REWRITE = Rewrite(
 
 MOST = 64  # queries or keys of one tile, whose scores stay in registers
 MOST_WIDTH = 64
-RESHAPE, EXPAND = ("reshape", "view", torch.reshape), ("expand", torch.Tensor.expand)
 
 # ---- operators
 
@@ -120,38 +117,24 @@ window_attention_backward = define(
 # ---- dynamo's graph
 
 
-def _attended(node: Node, args: Arguments) -> Node | None:
+def _attended(node: Node, args: Arguments) -> Node:
     """Insert the operator for a call of attention that is trained."""
     q, k, v, bias = operands = [args[name] for name in ("query", "key", "value", "attn_mask")]
-    values = examples(*operands, node)
-    if values is None or args["dropout_p"] or args["enable_gqa"] or args["is_causal"]:
-        return None
-    scale = _scale_of(args["scale"], values[0])
-    if scale is None or not _has_kernels(*values):
-        return None
-    terms = _terms_of_windows(bias)
-    if changes_meanwhile(node, [q, k, v, *terms]):
-        return None
-    graph = node.graph
+    values = values_of(*operands, node)
+    require(not (args["dropout_p"] or args["enable_gqa"] or args["is_causal"]))
+    scale = scale_of(args["scale"], values[0])
+    _require_kernels(*values)
+    terms = parts_of_bias(bias)
+    require(not changes_meanwhile(node, [q, k, v, *terms]))
     if len(terms) == 2:
-        masks = graph.call_method("squeeze", (terms[1], 0))
-        bias = graph.call_function(torch.add, (terms[0], masks))
-    call = graph.call_function(window_attention, (q, k, v, bias, scale))
-    rows = graph.call_method("transpose", (call, 1, 2))
-    return rows if values[-1].transpose(1, 2).is_contiguous() else graph.call_method("contiguous", (rows,))
+        bias = node.graph.call_function(torch.add, (terms[0], method(terms[1], "squeeze", 0)))
+    rows = method(node.graph.call_function(window_attention, (q, k, v, bias, scale)), "transpose", 1, 2)
+    return rows if values[-1].transpose(1, 2).is_contiguous() else method(rows, "contiguous")
 
 
-def _scale_of(scale: object, q: Tensor) -> float | None:
-    """Return the scale of a call, or None if it is not a number above 0."""
-    if scale is None and isinstance(q.shape[-1], int):
-        return float(q.shape[-1] ** -0.5) if q.shape[-1] else None
-    return float(scale) if isinstance(scale, int | float) and scale > 0 else None
-
-
-def _has_kernels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, result: Tensor) -> bool:
-    """Return whether the kernels compute this result and its gradients, for all values of the sizes' symbols."""
-    if q.dim() != 4 or not have_one_dtype((q, k, v, result), HALF) or not result.requires_grad:
-        return False
+def _require_kernels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, result: Tensor) -> None:
+    """Raise unless the kernels compute this result and its gradients, for all values of the sizes' symbols."""
+    require(q.dim() == 4 and have_one_dtype((q, k, v, result), HALF) and result.requires_grad)
     batch, heads, queries, width = q.shape
     keys, of_v = v.shape[-2:]
     wanted = (
@@ -159,46 +142,12 @@ def _has_kernels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, result: Tensor) 
         (v, (batch, heads, keys, of_v)),
         (result, (batch, heads, queries, of_v)),
     )
-    few = all(known_true(size > 0) and known_true(size <= MOST) for size in (queries, keys))
-    narrow = all(isinstance(size, int) and 0 < size <= MOST_WIDTH for size in (width, of_v))
-    if not (few and narrow and known_true(batch * heads > 0)):
-        return False
-    if not all(same_sizes(each.shape, sizes) for each, sizes in wanted) or not bias.is_floating_point():
-        return False
+    require(all(known_true(size > 0) and known_true(size <= MOST) for size in (queries, keys)))
+    require(all(isinstance(size, int) and 0 < size <= MOST_WIDTH for size in (width, of_v)))
+    require(known_true(batch * heads > 0) and all(same_sizes(each.shape, sizes) for each, sizes in wanted))
+    require(bias.is_floating_point() and bias.dim() <= 4)
     broadcast = zip(reversed(bias.shape), (keys, queries, heads, batch), strict=False)
-    return bias.dim() <= 4 and all(known_true(one == 1) or same_sizes((one,), (size,)) for one, size in broadcast)
-
-
-def _terms_of_windows(bias: Node) -> list[Node]:
-    """Return a bias and the [1, period, ..] masks that were added to it for each image, or the sum alone."""
-    args = arguments_of(bias) if bias.target in ADD else None
-    terms = [args["input"], args["other"]] if args and args.get("alpha", 1) == 1 else []
-    for one, other in (terms, terms[::-1]) if terms else ():
-        value, masks = example(one), _before(other)
-        if value is None or masks is None or not value.is_floating_point():
-            continue
-        if value.dim() < 4 or known_true(value.shape[0] == 1):
-            return [one, masks]
-    return [bias]
-
-
-def _before(repeated: Any) -> Node | None:
-    """Return the [1, period, heads, queries, keys] that were repeated into the batches of `repeated`, or None."""
-    expanded = _input_of(repeated, RESHAPE)
-    masks = _input_of(expanded, EXPAND)
-    values = examples(repeated, expanded, masks)
-    if masks is None or values is None or [each.dim() for each in values] != [4, 5, 5]:
-        return None
-    result, whole, one = (each.shape for each in values)
-    if not same_sizes(whole[2:], result[1:]) or not same_sizes(one[:2], (1, whole[1])):
-        return None
-    return masks if values[2].is_floating_point() else None
-
-
-def _input_of(node: Any, targets: tuple[object, ...]) -> Node | None:
-    """Return the first argument of a call of one of `targets`, or None."""
-    source = node.args[0] if isinstance(node, Node) and node.target in targets and node.args else None
-    return source if isinstance(source, Node) else None
+    require(all(known_true(one == 1) or known_true(one == size) for one, size in broadcast))
 
 
 attend_by_tiles = replacing((F.scaled_dot_product_attention,), _attended)
