@@ -212,7 +212,7 @@ def expected(units: Collection[Unit], known: Mapping[str, UnitDocument]) -> dict
 def drive(queue: Queue, pool: Pool) -> Iterator[Ended]:
     """Run the units of the queue on the pool, and yield each that ended here, once it is in the store.
 
-    It returns when every unit has ended here or elsewhere; whoever stops before ends what runs.
+    It returns when every unit has ended here or elsewhere; whoever stops before ends what runs. The pool is used up.
     """
     running = 0
     try:
@@ -234,8 +234,7 @@ def drive(queue: Queue, pool: Pool) -> Iterator[Ended]:
                 why = queue.board.record(unit, result)
                 yield Ended(unit, msgspec.structs.replace(result, failed=why) if why else result)
     finally:
-        if running:
-            pool.cancel()
+        pool.cancel()
 
 
 SAME_WITHIN = 1.1  # a call is as fast as itself, up to this
@@ -472,14 +471,14 @@ def devices_here(workers: int | None) -> list[Device]:
         raise BackendKwargsError(
             f"--on local:N takes at most {len(cores)} workers here, one for each core, got {workers}."
         )
-    shares = _shares(cores, len(gpus)) if len(gpus) <= len(cores) else [cores] * len(gpus)
-    on_gpus = [Device(tuple(sum(own, ())), gpu, name) for (gpu, name), own in zip(gpus, shares, strict=True)]
-    return [*on_gpus, *(Device(tuple(sum(own, ())), name=cpu) for own in _shares(cores, workers or 1))]
+    on_gpus = [Device(own, *gpu) for gpu, own in zip(gpus, _shares(cores, len(gpus)), strict=True)]
+    return [*on_gpus, *(Device(own, name=cpu) for own in _shares(cores, workers or 1))]
 
 
-def _shares(cores: list[tuple[int, ...]], number: int) -> list[list[tuple[int, ...]]]:
-    each = len(cores) // number if number else 0
-    return [cores[at * each : (at + 1) * each] for at in range(number)]
+def _shares(cores: list[tuple[int, ...]], number: int) -> list[tuple[int, ...]]:
+    """Return the hardware threads of each of so many workers; of more workers than cores each has all."""
+    each = len(cores) // max(1, number)
+    return [tuple(sum(cores[at * each : (at + 1) * each] or cores, ())) for at in range(number)]
 
 
 def _cores() -> list[tuple[int, ...]]:
