@@ -47,7 +47,7 @@ class TVMCompiler(DeclaredCompiler):
         of_tvm.verify(options, tell)
 
     def part_compiler(self, options: Options) -> "PartCompiler":
-        of_tvm.require_tvm()
+        of_tvm.import_tvm()
         import torch
 
         from backend_kwargs.backends.tvm.part_compiler import TVM

@@ -18,8 +18,8 @@ from backend_kwargs.options.machine import Limit, Lookup, Need, Requirement, Rul
 from backend_kwargs.options.option import Options, Where, declared
 from backend_kwargs.torch_internals.replacing import replaced, undone
 
-# By distribution, the required prefix of the version. Each TVM renames its API; with a later FFI tuning crashes.
-WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27.", "apache-tvm-ffi": "0.1.14.post"})
+# By distribution, the required release. Each TVM renames its API; with a later FFI tuning crashes.
+WORKING: Mapping[str, str] = MappingProxyType({"apache-tvm": "0.27", "apache-tvm-ffi": "0.1.14"})
 INSTALL = pip_install("tvm")
 SIGACTION_BYTES = 1024  # more than the `struct sigaction` of any system
 
@@ -36,19 +36,17 @@ CUDA = Requirement(
 
 def unfit() -> str:
     """Return why the installed TVM cannot be used, "" if it can; imports nothing."""
-    for name, working in WORKING.items():
+    for name, release in WORKING.items():
         found = installed_version(name)
         if found is None:
-            return f"{name} {_release(working)} is not installed"
-        if not found.startswith(working):
-            return f"{name} is {found} and {_release(working)} is wanted"
+            return f"{name} {release} is not installed"
+        if not found.startswith(f"{release}."):
+            return f"{name} is {found} and {release} is wanted"
     return ""
 
 
-def require_tvm() -> ModuleType:
-    """Import tvm, after torch, and restore the process's hooks; raise if it cannot be used."""
-    if reason := unfit():
-        raise BackendKwargsError(f"TVM cannot work here: {reason}; {INSTALL}.")
+def import_tvm() -> ModuleType:
+    """Import tvm, which is fit for use, after torch, and restore the process's hooks."""
     import torch  # noqa: F401 - first, since both load libraries of the same names
 
     with _hooks_kept():
@@ -65,11 +63,6 @@ def _hooks_kept() -> Iterator[None]:
         if libc is not None and libc.sigaction(signal.SIGSEGV, None, action) == 0:
             stack.callback(libc.sigaction, signal.SIGSEGV, action, None)
         yield
-
-
-def _release(working: str) -> str:
-    """Return the prefix of a version as a release."""
-    return working.removesuffix(".").removesuffix(".post")
 
 
 # ---- the options

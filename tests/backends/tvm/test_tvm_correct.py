@@ -10,7 +10,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.testing import assert_close
 
 from backend_kwargs import BackendKwargsWarning
-from backend_kwargs.backends.tvm.settings import require_tvm
+from backend_kwargs.backends.tvm.settings import import_tvm
 from tests.backends.tvm.tvm_models import MODELS, Block, mlp
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-7, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -168,7 +168,7 @@ def test_graph_leaves_the_graph_to_eager(compiled):
 @torch.no_grad()
 def test_a_graph_left_to_eager_has_no_parts(compiled, monkeypatch):
     """If its second part cannot be built, the first one is not reported: it does not run."""
-    require_tvm()
+    import_tvm()
     from backend_kwargs.backends.tvm import part_compiler
 
     build, built = part_compiler.build, []
@@ -206,7 +206,7 @@ def test_aten_ops_are_no_failure(compiled, fallback):
 @torch.no_grad()
 def test_failing_build_runs_in_eager(compiled, monkeypatch):
     """A part that cannot be built runs in eager, with a warning and the reason."""
-    require_tvm()
+    import_tvm()
     from backend_kwargs.backends.tvm import part_compiler
 
     def build(*_):
@@ -229,7 +229,7 @@ def test_failing_build_runs_in_eager(compiled, monkeypatch):
 @torch.no_grad()
 def test_failing_call_runs_in_eager(compiled, monkeypatch):
     """If the virtual machine fails in a call, eager runs the part from then on, with one warning."""
-    require_tvm()
+    import_tvm()
     from backend_kwargs.backends.tvm import part_compiler
 
     inputs = []
@@ -249,7 +249,7 @@ def test_failing_call_runs_in_eager(compiled, monkeypatch):
 @pytest.fixture
 def wrong_sine(monkeypatch):
     """Make TVM compute a cosine instead of a sine."""
-    require_tvm()
+    import_tvm()
     from backend_kwargs.backends.tvm.lowering.graph import CONVERTERS
 
     monkeypatch.setitem(CONVERTERS, "sin", CONVERTERS["cos"])

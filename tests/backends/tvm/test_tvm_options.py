@@ -6,7 +6,7 @@ import pytest
 
 from backend_kwargs import BackendKwargsError, BackendKwargsWarning, backends, explain, make_backend
 from backend_kwargs.backends.tvm import settings
-from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions, require_tvm, unfit
+from backend_kwargs.backends.tvm.settings import OPTIONS, TVMOptions, import_tvm, unfit
 from backend_kwargs.options.machine import Machine
 
 pytestmark = pytest.mark.skipif(bool(unfit()), reason=f"no TVM: {unfit()}")
@@ -244,7 +244,7 @@ def test_fields_of_settings_have_defaults_of_their_type():
 
 def test_cost_models_and_strategies_are_tvms():
     """TVM can create each choice of a search."""
-    require_tvm()
+    import_tvm()
     from tvm.s_tir.meta_schedule.cost_model import CostModel
     from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
 
