@@ -27,8 +27,9 @@ RACED = "raced"  # in place of an outcome: the race compiled the winner, and the
 class Record:
     """One compiled graph. A text is "" if there is nothing to report, and None if this torch release does not say.
 
-    `owner` is the callable that torch.compile was given, `compiled` what the compiler returned; both are weak
-    references. `at` is when the compile began, in microseconds since the epoch.
+    `owner` is the callable that torch.compile was given, `code` what that calls, which outlives it, and `compiled` what
+    the compiler returned; all are weak references. `inlined` is whether torch calls it through one function for all of
+    its own modules. `at` is when the compile began, in microseconds since the epoch.
     """
 
     backend: Any
@@ -40,6 +41,8 @@ class Record:
     recompiled: str | None
     at: int
     owner: Callable[[], object]
+    code: Callable[[], types.CodeType | None]
+    inlined: bool
     compiled: Callable[[], Any]
 
     @property
@@ -113,12 +116,43 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
             # Compiled by another backend before, and not by this one.
             recompiled="" if "BACKEND_MATCH" in (compiling.guard or "") else compiling.guard,
             at=at,
-            owner=(lambda: None) if compiling.given is None else weakref.ref(compiling.given),
+            owner=_weakly(compiling.given),
+            code=_weakly(code_of(compiling.given)),
+            inlined=is_inlined(compiling.given),
             compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
         )
         _records.pop(key, None)  # the graph of an earlier compile that returned the same object
         _records[key] = record
     return Compiled(compiled.call, facts)
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    return (lambda: None) if value is None else weakref.ref(value)
+
+
+# ---- what an owner calls
+
+
+def code_of(owner: object) -> types.CodeType | None:
+    """Return the code object that dynamo compiles or inlines for `owner`, None if it has none."""
+    import torch
+
+    called = called_by(owner)
+    return getattr(called.forward if isinstance(called, torch.nn.Module) else _original(owner), "__code__", None)
+
+
+def called_by(owner: object) -> Any:
+    """Return the module that `owner` calls, or `owner` itself."""
+    return getattr(_original(owner), "__self__", _original(owner))
+
+
+def is_inlined(owner: object) -> bool:
+    """Return whether `owner` is the function through which torch calls all of its own modules."""
+    return hasattr(owner, "__wrapped__")
+
+
+def _original(owner: object) -> Any:
+    return getattr(owner, "__wrapped__", owner)
 
 
 def _as_json(backend: Any) -> str:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
-from backend_kwargs.compile_records import RACED, Record, records
+from backend_kwargs.compile_records import RACED, Record, called_by, code_of, records
 from backend_kwargs.errors import BackendKwargsError, counted, printable, removed
 from backend_kwargs.facts import Decision, Partition
 from backend_kwargs.files import write_whole
 from backend_kwargs.report.advice import advice_on, reason_and_hint
-from backend_kwargs.report.found import called_by, code_of, found_in, methods_in_eager, why_no_graph
+from backend_kwargs.report.found import found_in, methods_in_eager, why_no_graph
 from backend_kwargs.report.graphs import (
     TVM,
     Break,

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from backend_kwargs.compile_records import Record, records
+from backend_kwargs.compile_records import Record, called_by, code_of, is_inlined, records
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.report.advice import reason_and_hint
 
@@ -47,9 +47,14 @@ def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
         raise wrong_value("report's argument", wanted, value)
     if own := of_owners or of_modules:
         return owners, own, ()
-    codes = [code for code in map(code_of, owners) if code is not None]
-    shared = [record for record in everything if any(code_of(record.owner()) is code for code in codes)]
+    shared = [record for record in everything if any(_serves(record, owner) for owner in owners)]
     return owners, shared, (SHARED,) if shared else ()
+
+
+def _serves(record: Record, owner: object) -> bool:
+    """Return whether dynamo takes the record's graph for `owner` too, where its guards hold."""
+    code = code_of(owner)
+    return code is not None and code is record.code() and is_inlined(owner) == record.inlined
 
 
 def _holders(value: object) -> list[Any]:
@@ -95,24 +100,6 @@ def _is_result(value: object) -> bool:
     return isinstance(value, types.FunctionType) and value.__code__.co_name == WRAPPER
 
 
-# ---- what an owner calls
-
-
-def code_of(owner: object) -> CodeType | None:
-    """Return the code object that dynamo compiles for `owner`."""
-    module = called_by(owner)
-    return getattr(module.forward if _is_module(module) else _original(owner), "__code__", None)
-
-
-def called_by(owner: object) -> "torch.nn.Module | Any":
-    """Return the module that `owner` calls, or `owner` itself."""
-    return getattr(_original(owner), "__self__", _original(owner))
-
-
-def _original(owner: object) -> Any:
-    return getattr(owner, "__wrapped__", owner)  # torch calls all of its own modules through one function
-
-
 # ---- why there is no graph
 
 COMPILE_IT = "torch.compile(module), or call it in a function or a module of your own"
@@ -134,7 +121,7 @@ def why_no_graph(owner: object, module: object, code: CodeType | None) -> str | 
     codes = filter(None, (getattr(owner, "__code__", None), code))
     places = {(each.co_name, each.co_filename, each.co_firstlineno) for each in codes}
     attempts = [m for m in recent_compiles() if (m.co_name, m.co_filename, m.co_firstlineno) in places]
-    if hasattr(owner, "__wrapped__"):
+    if is_inlined(owner):
         # torch calls all of its own modules through one function, so they share its frame.
         names = [type(each).__name__ for each in inside]
         attempts = [each for each in attempts if any(name in (each.fail_reason or "") for name in names)]

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import backend_kwargs as bk
 from backend_kwargs import compile_records
+from backend_kwargs.report.found import SHARED
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_dynamo"),
@@ -166,6 +167,24 @@ def test_own_graphs_are_not_those_of_the_same_module_compiled_again():
         ["eager"],
         ["aot_eager"],
     ]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: compiled(Block()), id="a compiled module"),
+        pytest.param(lambda: compiled(blocks()), id="a compiled module of torch's"),
+        pytest.param(lambda: in_place(Block()), id="a module compiled in place"),
+    ],
+)
+def test_graphs_of_a_model_that_is_gone_serve_the_next(make):
+    """Where a cell that runs again replaces a model, the graphs of the old serve the new one, and are reported."""
+    for _ in range(2):
+        model = make()
+        model(torch.ones(2, 8))
+    found = bk.report(model)
+    assert found.graphs == bk.report().graphs
+    assert found.notes == (SHARED,)
 
 
 def test_report_of_the_process_without_a_graph():
