@@ -90,8 +90,11 @@ def with_leaves(sample: Sample, changed: Iterable[tuple[InputPath, Any]]) -> Sam
     args, kwargs = [*sample.args], dict(sample.kwargs)
     for place, leaf in changed:
         arguments, at = place.holder(args, kwargs)
-        paths, spec = pytree.tree_flatten_with_path(arguments[at])
-        arguments[at] = pytree.tree_unflatten([leaf if path == place.keys else each for path, each in paths], spec)
+        if place.keys:
+            paths, spec = pytree.tree_flatten_with_path(arguments[at])
+            arguments[at] = pytree.tree_unflatten([leaf if path == place.keys else each for path, each in paths], spec)
+        else:
+            arguments[at] = leaf
     return Sample(tuple(args), kwargs)
 
 
