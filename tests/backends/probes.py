@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 aten = torch.ops.aten
 INF, NAN = math.inf, math.nan
 MAGNITUDES = (
-    0,
+    0.0,
     0.25,
     0.5,
     0.75,
@@ -80,7 +80,7 @@ LARGE = (
     3e38,
 )
 DOUBLE = (1e-300, 5e-324, 700, 709.5, 745, 2**53, 1e160, 1e300)
-PAIRED = (0, 0.5, 1, 1.5, 2, 3, 7, 1e-3, 1e-8, 1e-30, 1e-40, 20, 1e4, 1e20, 3e38, INF)
+PAIRED = (0.0, 0.5, 1, 1.5, 2, 3, 7, 1e-3, 1e-8, 1e-30, 1e-40, 20, 1e4, 1e20, 3e38, INF)
 INTEGERS = (0, 1, 2, 3, 5, 7, 8, 10, 31, 100, 126, 127, 255, 2**15 - 1, 2**24 + 1, 2**31 - 1, 2**53 + 1, 2**63 - 1)
 SCALARS = (0, 1, 2, -2, 3, 0.5, -0.5, -2.5, 1e-12, 1e20)
 

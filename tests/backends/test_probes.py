@@ -114,6 +114,20 @@ def test_chains_are_eagers(name):
     assert found == {}
 
 
+@every
+def test_float64_keeps_its_numbers(name):
+    """In float64 no number is rounded to float32, in the graph or in a formula, and nothing cancels near zero."""
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        formulas = [torch.log2(x), F.gelu(x, approximate="tanh"), x.norm(3), x.tanh(), F.celu(x - 1e-12, 2**20)]
+        return [x + 1 / 3, x * 0.1, x.clamp(max=0.1), x.nan_to_num(), (x * INF).isinf(), *formulas]
+
+    x = torch.tensor([1e-12, 0.3, 2.5, 7.0, INF, 1e160], dtype=torch.float64)
+    with torch.no_grad():
+        given = torch.compile(run, backend=backend(name))(x)
+    torch.testing.assert_close(given, run(x), rtol=1e-12, atol=0)
+
+
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 LAYOUTS = {
     "channels last": lambda x: x.contiguous(memory_format=CHANNELS_LAST[x.dim()]),

@@ -1,5 +1,6 @@
 """A part of a graph as a session of ONNX Runtime, which reads and writes torch's memory."""
 
+import ctypes
 import logging
 import math
 import threading
@@ -80,7 +81,9 @@ DENIED: Mapping[str, str] = MappingProxyType(
 # Each fails at some number: tests/backends/probes.py has them.
 DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("celu", "elu", "erfc", "expm1", "log1p", "logaddexp", "logaddexp2", "logcumsumexp"), CANCELS)
-    | dict.fromkeys(("div.Scalar_mode", "div.Tensor_mode", "floor_divide", "fmod", "remainder"), ZERO_SIGN)
+    | dict.fromkeys(
+        ("div.Scalar_mode", "div.Tensor_mode", "floor_divide", "fmod", "frac", "remainder", "trunc"), ZERO_SIGN
+    )
     | dict.fromkeys(
         ("amax", "amin", "argmax", "argmin", "logsumexp", "max.default", "max.dim", "min.default", "min.dim"),
         "ONNX Runtime's maxima and minima skip nan",
@@ -94,10 +97,14 @@ DENIED_FLOATS: Mapping[str, str] = MappingProxyType(
     | dict.fromkeys(
         ("max_pool2d_with_indices", "max_pool3d_with_indices"), "ONNX Runtime's maximum of -inf is the lowest number"
     )
-    | {"lerp": "the exporter's formula gives infinity for nan"}
+    | {"lerp": "the exporter's formula gives infinity for nan", "signbit": "the exporter's formula asks x < 0"}
 )
 # Only its first result is eager's, not the sum of the weights.
 ONLY_FIRST = frozenset({"nll_loss_forward"})
+# In float64 the exporter rounds the numbers of its formulas, or what it asks about, to float32; the last one loses nan.
+ROUNDED = frozenset(
+    {"deg2rad", "rad2deg", "gelu", "isinf", "isneginf", "isposinf", "log2", "log10", "sinc", "_log_softmax"}
+)
 # The results are rounded or saturated where floating-point numbers cannot represent them.
 IN_FLOATING_POINT = frozenset({"sum", "prod", "div", "pow", "addbmm"})
 # Arguments that the exporter drops without a word or translates wrongly, by the operator's name or "", and the values.
@@ -109,6 +116,7 @@ UNTRANSLATED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("baddbmm", "beta", lambda value: value == 0, "the exporter multiplies nan by a beta of zero"),
     ("leaky_relu", "negative_slope", lambda value: value < 0, "ONNX Runtime loses the sign of zeros"),
     ("linalg_vector_norm", "ord", lambda value: abs(value) == math.inf, "ONNX Runtime's maxima and minima skip nan"),
+    ("linalg_vector_norm", "ord", lambda value: value not in (0, 1, 2), "the exporter rounds 1 / ord to float32"),
     ("logit", "eps", lambda value: value is not None, "the exporter's formula gives a number for nan"),
 )
 # Warnings that the exporter logs at each export, by logger: torchvision's operators, if it lacks them, and a constant
@@ -139,6 +147,8 @@ class ONNXRuntime(Engine):
             return "only its first result is eager's on ONNX Runtime"
         if str(node.target) == "aten.squeeze.dim" and node.args[0].meta["val"].shape[node.args[1]] != 1:  # type: ignore[union-attr]
             return "ONNX Runtime squeezes only a size of one"
+        if _differs_in_double(node):
+            return "in float64 ONNX Runtime's result differs from eager's"
         return next((why for op, name, holds, why in UNTRANSLATED if _has(node, op, name, holds)), "")
 
     def decompositions(self, trains: bool = False) -> Decompositions:
@@ -158,6 +168,16 @@ def _has(node: fx.Node, op: str, name: str, holds: Callable[[Any], bool]) -> boo
     """Return whether a node, of the operator `op` if that is given, has an argument of a value."""
     declared = any(each.name == name for each in schema_of(node.target).arguments)
     return declared and op in ("", op_name(node)) and holds(argument(node, name))
+
+
+def _differs_in_double(node: fx.Node) -> bool:
+    """Return whether a node in float64 has a number that float32 does not represent: the exporter rounds it."""
+    values = (each.meta["val"] for each in (node, *node.all_input_nodes))
+    if not any(isinstance(each, torch.Tensor) and each.dtype == torch.float64 for each in values):
+        return False
+    given = [argument(node, each.name) for each in schema_of(node.target).arguments]
+    numbers = [each for each in pytree.tree_leaves(given) if isinstance(each, float) and not math.isnan(each)]
+    return op_name(node) in ROUNDED or any(ctypes.c_float(each).value != each for each in numbers)
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
