@@ -192,7 +192,7 @@ Output = Annotated[
     list[Path] | None,
     output_option("Write a page (.html), its data (.json) or a summary for a pull request (.md); repeatable."),
 ]
-PAGES = (".html", ".json", ".md")
+PAGES: Mapping[str, Callable[[Document], str | bytes]] = {".html": to_html, ".json": to_json, ".md": to_markdown}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,14 +231,10 @@ class Outputs:
 
         if self.old:
             document = msgspec.structs.replace(document, changes=changes(self.old, document))
-        writers: dict[str, Callable[[], str | bytes]] = {
-            ".html": lambda: to_html(document),
-            ".json": lambda: data or to_json(document),
-            ".md": lambda: to_markdown(document),
-        }
         for path in self.ending(*PAGES):
-            write_whole(path, writers[path.suffix.lower()]())
-            if path in self.ending(".html"):
+            ending = path.suffix.lower()
+            write_whole(path, data if data and ending == ".json" else PAGES[ending](document))
+            if ending == ".html":
                 say(f"The page is {path}.", out=console(stderr=True))
 
 

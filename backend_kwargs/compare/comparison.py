@@ -174,9 +174,8 @@ def fastest(comparison: Comparison) -> Row | None:
     Among rows whose intervals overlap the highest one's, it is the one that compiled in the least time. Rows that fell
     back are left out, since their backend did not run.
     """
-    able = [row for row in comparison.rows if row.status in ("pass", "unknown")]
-    faster = [(row, row.speedup) for row in able if row.speedup and not row.verdict]
-    faster = [(row, speedup) for row, speedup in faster if speedup.low > 1]
+    able = [row for row in comparison.rows if row.status in ("pass", "unknown") and not row.verdict]
+    faster = [(row, row.speedup) for row in able if row.speedup and row.speedup.low > 1]
     if not faster:
         return None
     best = max((speedup for _, speedup in faster), key=lambda speedup: speedup.median)

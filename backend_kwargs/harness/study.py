@@ -316,7 +316,5 @@ def _differentiable(output: object) -> list[torch.Tensor]:
 
 def _state(model: Model, inputs: Inputs | None = None) -> dict[str, torch.Tensor]:
     """Return the tensors that a call may change in place: parameters, buffers, and inputs."""
-    tensors: dict[str, torch.Tensor] = {}
-    if isinstance(model, torch.nn.Module):
-        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return tensors | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}
+    own = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, torch.nn.Module) else []
+    return dict(own) | {f"input {at}": tensor for at, tensor in enumerate(tensors_of(inputs))}

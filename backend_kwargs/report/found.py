@@ -8,7 +8,7 @@ import inspect
 import types
 from collections.abc import Iterable
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from backend_kwargs.compile_records import Record, called_by, code_of, is_inlined, records
 from backend_kwargs.errors import wrong_value
@@ -33,7 +33,9 @@ def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
         BackendKwargsError: if there is none, and no graph was compiled of a module in `value` either.
 
     """
-    holders = [part for each in _holders(value) for part in (each.modules() if _is_module(each) else [each])]
+    subject = getattr(_unwrapped(value), "__self__", _unwrapped(value))
+    kept = [] if _is_module(subject) else filter(_is_module, _attributes(subject))
+    holders = [part for each in (subject, *kept) for part in (each.modules() if _is_module(each) else [each])]
     results = [_result_of(value)]
     if results == [None]:
         results = [_result_of(kept) for holder in _distinct(holders) for kept in _attributes(holder)]
@@ -55,15 +57,6 @@ def _serves(record: Record, owner: object) -> bool:
     """Return whether dynamo takes the record's graph for `owner` too, where its guards hold."""
     code = code_of(owner)
     return code is not None and code is record.code() and is_inlined(owner) == record.inlined
-
-
-def _holders(value: object) -> list[Any]:
-    """Return the modules that `value` is, belongs to or has as attributes; else `value` itself."""
-    value = getattr(_unwrapped(value), "__self__", _unwrapped(value))
-    if _is_module(value):
-        return [value]
-    modules = [kept for kept in _attributes(value) if _is_module(kept)]
-    return [value, *modules]
 
 
 def _attributes(holder: object) -> list[Any]:
@@ -91,10 +84,10 @@ def _unwrapped(value: Any) -> Any:
 def _result_of(value: object) -> types.FunctionType | None:
     """Return the result of torch.compile that `value` is, None if it is none."""
     value = _unwrapped(value)
-    return value if isinstance(value, types.FunctionType) and _is_result(value) else None
+    return value if _is_result(value) else None
 
 
-def _is_result(value: object) -> bool:
+def _is_result(value: object) -> TypeGuard[types.FunctionType]:
     from backend_kwargs.torch_internals.dynamo import WRAPPER
 
     return isinstance(value, types.FunctionType) and value.__code__.co_name == WRAPPER
