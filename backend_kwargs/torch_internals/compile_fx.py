@@ -15,6 +15,13 @@ from torch._inductor.utils import get_donated_idxs
 InductorWrapper, AheadWrapper = torch._TorchCompileInductorWrapper, torch._TorchCompileAOTInductorWrapper
 # Whether `compile_fx` takes the name of a region, `compile_region_name`: torch 2.11 does not.
 NAMES_REGIONS = "compile_region_name" in signature(compile_fx).parameters
+UNUSED = "aot_inductor.metadata"
+USUAL: Mapping[str, object] = {
+    "autocast cpu": torch.bfloat16,
+    "autocast cuda": torch.float16,
+    "dtype": torch.float32,
+    "cudnn": ("none", "tf32"),
+}
 
 
 def compile_fx_inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -30,40 +37,36 @@ def compile_fx_inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **
         return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
-def state_beside_keys() -> dict[str, str]:
-    """Return what of torch's state code depends on that is not in torch's keys of its caches, unless it is as usual.
-
-    Before torch 2.13 dtypes are in none (2.11: a graph under autocast to float16 gets the code for bfloat16), and still
-    not whether convolutions may use TF32.
-    """
-    usual = {"default dtype": "torch.float32", "cpu": "torch.bfloat16", "cuda": "torch.float16", "cudnn": "none tf32"}
-    here = {"default dtype": str(torch.get_default_dtype())}
-    here |= {kind: str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
-    cudnn: Any = torch.backends.cudnn
-    here["cudnn"] = f"{cudnn.fp32_precision} {cudnn.conv.fp32_precision}"
-    return dict(here.items() - usual.items())
-
-
 def lost_cpp_wrapper_options() -> Mapping[str, object]:
     """Return the options that a C++ wrapper needs, which torch forgets for the backward graph; {} since 2.13."""
     kept = "log_cudagraph_skip" in signature(get_cpp_wrapper_config).parameters
     return {} if kept else get_cpp_wrapper_config()
 
 
-def inductor_wrapper(options: Mapping[str, object], besides: Collection[str], *, for_cpu: bool = False) -> Any:
+def inductor_wrapper(options: Mapping[str, object], besides: Collection[str], *, code_for: str = "") -> Any:
     """Return torch's own wrapper for "inductor" with `options`, without those named in `besides`.
 
     It sets the CUPTI variables, and has the bisector's changes. torch gives these, `get_compiler_config`, `reset` and
     ahead-of-time compiling to the name "inductor" alone, so its wrapper is used, not copied.
 
-    `for_cpu` adds the option with the bits of code for a CPU, those that are set or its own: torch's keys of caches
-    have no width but this option, so code for another would be found, and give wrong numbers.
+    With `code_for`, "cpu" or "cuda", it has options for what code depends on and torch's keys of its caches lack, since
+    code for another state of torch would be found: the bits of vectors on a CPU, before torch 2.13 the default dtype
+    and those of autocast, and whether convolutions may use TF32, where these are not torch's defaults.
     """
     kind: Any = AheadWrapper if options.get("use_aoti") else InductorWrapper
     wrapper = kind(None, {"triton.cudagraphs": True} if options.get("triton.cudagraphs") else None, None)
     # Not by its apply_options(), which rejects every value of an option whose declared type is NoneType.
     own = {name: value for name, value in options.items() if name not in besides}
-    given, here = config.cpp.simdlen, {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
     of_bisector = {name: value for name, value in wrapper.config.items() if name != "triton.cudagraphs"}
-    wrapper.config = {**({"cpp.simdlen": here if given is None else given} if for_cpu else {}), **own, **of_bisector}
+    wrapper.config = {**own, **of_bisector}
+    if code_for == "cpu":
+        given, here = config.cpp.simdlen, {"AVX512": 512, "AVX2": 256}.get(torch.backends.cpu.get_cpu_capability())
+        wrapper.config.setdefault("cpp.simdlen", here if given is None else given)
+    if code_for:
+        state: dict[str, object] = {f"autocast {each}": torch.get_autocast_dtype(each) for each in ("cpu", "cuda")}
+        cudnn: Any = torch.backends.cudnn
+        state |= {"dtype": torch.get_default_dtype(), "cudnn": (cudnn.fp32_precision, cudnn.conv.fp32_precision)}
+        if unusual := {name: str(value) for name, value in state.items() if value != USUAL[name]}:
+            # It acts ahead of time alone, so it changes nothing but the keys.
+            wrapper.config[UNUSED] = {**wrapper.config.get(UNUSED, config.aot_inductor.metadata), **unusual}
     return wrapper

@@ -164,11 +164,7 @@ class InductorCompiler(Compiler):
         )
 
     def compile(self, graph: CapturedGraph, options: Options) -> Compiled:
-        from backend_kwargs.torch_internals.compile_fx import (
-            compile_fx_inner,
-            inductor_wrapper,
-            state_beside_keys,
-        )
+        from backend_kwargs.torch_internals.compile_fx import compile_fx_inner, inductor_wrapper
         from backend_kwargs.torch_internals.triton import name_torchs_ptxas
 
         here, strict = machine(), bool(options.get("strict"))
@@ -176,7 +172,8 @@ class InductorCompiler(Compiler):
         if here.triton and not here.hip and any(on_gpu):
             name_torchs_ptxas()
         ahead = bool(options.get("use_aoti"))
-        wrapper = inductor_wrapper(copied(options), self.own, for_cpu=not ahead and not (here.gpu and all(on_gpu)))
+        code_for = "" if ahead else "cuda" if here.gpu and all(on_gpu) else "cpu"
+        wrapper = inductor_wrapper(copied(options), self.own, code_for=code_for)
         inner_compile: CompileInner = compile_fx_inner
         if UNUSUAL & wrapper.config.keys():
             here = machine_of(options)
@@ -186,9 +183,6 @@ class InductorCompiler(Compiler):
             wrapper.name = graph.region
             with found_by_inductor(here.nvcc) if asks_for_cutlass(wrapper.config, here) else nullcontext():
                 return Compiled(wrapper(graph.gm, graph.example_inputs), CompileFacts(options))
-        # An option that acts ahead of time alone, so that it is in torch's keys and changes nothing.
-        if beside := state_beside_keys():
-            wrapper.config["aot_inductor.metadata"] = {**wrapper.config.get("aot_inductor.metadata", {}), **beside}
         for around in graph.around_inner:
             inner_compile = around(inner_compile)
         compile_step: Callable[..., Call] = partial(_compile_fx, options, graph.region)

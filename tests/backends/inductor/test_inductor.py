@@ -207,7 +207,7 @@ def test_compiler_config_is_plain_inductors():
 
 def test_cache_entries_are_shared_with_plain_inductor():
     """The FX-graph cache entries of plain "inductor" are used with equal options, one of which is a CPU's width."""
-    hits, width = [], inductor_wrapper({}, (), for_cpu=True).config
+    hits, width = [], inductor_wrapper({}, (), code_for="cpu").config
     with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=False):
         for backend, size, more in (("inductor", 7, width), ("tmpl-inductor", 7, {}), ("tmpl-inductor", 8, {})):
             torch._dynamo.reset()
