@@ -279,7 +279,9 @@ def _check_arguments(
     """Raise if an argument of `compare` is wrong."""
     labels = [candidate.label for candidate in candidates]
     for twice in (label for label in labels if labels.count(label) > 1):
-        raise BackendKwargsError(f"Candidate {twice!r} is given twice: give each its own label.")
+        raise BackendKwargsError(
+            f"Candidate {twice!r} is given twice: name it once, or give each Candidate its own label."
+        )
     for right, name, wanted, value in (
         (mode in ("inference", "training"), "mode", "'inference' or 'training'", mode),
         (isinstance(rounds, int) and rounds >= 1, "rounds", "a whole number of at least 1", rounds),

@@ -753,7 +753,9 @@ def test_failing_candidate_leaves_no_folder(tmp_path, monkeypatch):
             id="far baseline",
         ),
         pytest.param(
-            {"candidates": [EAGER, EAGER]}, "Candidate 'eager' is given twice: give each its own label.", id="twice"
+            {"candidates": [EAGER, EAGER]},
+            "Candidate 'eager' is given twice: name it once, or give each Candidate its own label.",
+            id="twice",
         ),
         pytest.param(
             {"example_inputs": 3},
