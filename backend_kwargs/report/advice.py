@@ -40,6 +40,11 @@ RECOMPILES: tuple[tuple[re.Pattern[str], str, str], ...] = (
         "call it always in torch.inference_mode(), or never",
     ),
     (
+        re.compile(r"tensor '(?P<name>.+)' dispatch key set mismatch\. .*ADInplaceOrView"),
+        "whether {name} was made in torch.inference_mode() changed {times}",
+        "make it always in torch.inference_mode(), or never",
+    ),
+    (
         re.compile(r"tensor '(?P<name>.+)' (?P<what>dtype|rank|stride|requires_grad|dispatch key set) mismatch"),
         "the {what} of {name} changed {times}",
         "pass tensors of one {what}",

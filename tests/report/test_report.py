@@ -157,6 +157,21 @@ def test_recompile_in_another_state_names_the_state(first, second, advice):
     assert bk.report(compiled).advice == (advice,)
 
 
+def test_recompile_for_an_input_from_outside_inference_mode_says_where_to_make_it():
+    """A loop under inference_mode whose first input was made outside: the advice is to make it inside too."""
+
+    def step(x):
+        return x + 3
+
+    x, compiled = torch.ones(3), torch.compile(step, backend=bk.make_backend("eager"))
+    with torch.inference_mode():
+        compiled(compiled(x))
+    (advice,) = bk.report(compiled).advice
+    changed, _, remedy = advice.partition(" -> ")
+    assert changed == "whether x was made in torch.inference_mode() changed once"
+    assert remedy == "make it always in torch.inference_mode(), or never"
+
+
 @pytest.mark.parametrize(
     ("sizes", "dynamic"),
     [
