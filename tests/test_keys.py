@@ -298,14 +298,18 @@ def test_identity_of_the_pass():
 # ---- CUTLASS
 
 
-def test_layouts_of_cutlass(monkeypatch):
+def test_layouts_of_cutlass(monkeypatch, tmp_path):
     """The release and each place are in the name of a layout of CUTLASS, so that no other install's is used."""
-    parts = {"include": Path("/a"), "tools": Path("/b")}
-    monkeypatch.setattr(cutlass, "installed_version", lambda name: "1")
-    found = [cutlass._key(parts), *(cutlass._key(parts | {name: Path("/c")}) for name in parts)]
-    monkeypatch.setattr(cutlass, "installed_version", lambda name: "2")
-    found.append(cutlass._key(parts))
-    assert len({*found}) == 4
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here, there = (tmp_path / name / "source" for name in "ab")
+    for folder in (source / name for source in (here, there) for name in cutlass.SOURCES):
+        folder.mkdir(parents=True)
+    found = []
+    for release, moved in (("1", ""), *(("1", name) for name in cutlass.CUTLASS_PACKAGES), ("2", "")):
+        monkeypatch.setattr(cutlass, "installed_version", lambda name, release=release: release)
+        monkeypatch.setattr(cutlass, "_location", lambda name, moved=moved: (there if name == moved else here).parent)
+        found.append(cutlass.cutlass_dir())
+    assert len({*found}) == 2 + len(cutlass.CUTLASS_PACKAGES)
 
 
 # ---- copies of parameters: by what their changes are noticed

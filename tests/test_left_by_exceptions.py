@@ -14,7 +14,6 @@ import torch
 from backend_kwargs.auto import decide, process_memory
 from backend_kwargs.auto.graph_stats import observed_stats
 from backend_kwargs.backends import CapturedGraph
-from backend_kwargs.backends.inductor import cutlass
 from backend_kwargs.backends.onnxruntime import session as onnx_session
 from backend_kwargs.backends.tvm import settings
 from backend_kwargs.bundles import libraries
@@ -201,18 +200,6 @@ def test_the_folder_of_races_is_removed():
         assert folders[0].is_dir()
         raise KeyboardInterrupt
     assert not folders[0].exists()
-
-
-def test_a_layout_of_cutlass_that_fails_leaves_no_folder(tmp_path, monkeypatch):
-    """A disk that is full while CUTLASS is laid out leaves nothing beside the layout."""
-
-    def fails(source, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cutlass, "_link_or_copy", fails)
-    with pytest.raises(OSError, match="No space left"):
-        cutlass._lay_out(tmp_path / "cutlass" / "1-a", {"include": Path(tempfile.gettempdir())})
-    assert [*(tmp_path / "cutlass").iterdir()] == []
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
