@@ -21,7 +21,7 @@ from backend_kwargs.facts import Call
 from backend_kwargs.files import temporary
 from backend_kwargs.torch_internals import pytree
 from backend_kwargs.torch_internals.tensors import counted_writes, set_grad_enabled
-from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, tensors_of
+from backend_kwargs.trial import Expected, Results, copies, generators, map_tensors, status_of, walk
 
 Dtypes = Sequence[torch.dtype | None]
 # Guards on global state, which dynamo checks at each call: gradient mode, autocast, threads, and the like.
@@ -266,7 +266,7 @@ def _seen(
             what = f"cannot be compiled for {at}" if compiled else f"fails on {at} in eager"
             why = status_of(error)[1] if compiled else error_text(error)
             raise FailedModuleError(f"The module {what}: {why.removesuffix('.')}.") from error
-        inputs.append(tensors_of((args, kwargs)))
+        inputs.append([leaf for _, leaf in walk("", (args, kwargs)) if isinstance(leaf, torch.Tensor)])
     state = dict(module.named_buffers()) | (dict(module.named_parameters()) if parameters else {})
     return {"output": outputs, "input": inputs, "state": state}
 

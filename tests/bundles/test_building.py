@@ -175,6 +175,20 @@ def test_objects_of_samples_and_results_are_copied_and_compared(x):
     torch.testing.assert_close(after.seen[1], module.linear(x).detach())
 
 
+class Unlike(torch.nn.Module):
+    """A module that leaves other numbers in an object where it is compiled."""
+
+    def forward(self, x, state):
+        state.seen[0].add_(1 if torch.compiler.is_compiling() else 2)
+        return x + 1
+
+
+def test_what_a_call_leaves_in_an_object_is_compared(x):
+    """Results agree, and what the compiled module writes into a sample's object does not."""
+    with pytest.raises(bk.BackendKwargsError, match=r"input\[0\]\[1\]: RMSE"):
+        bk.CompiledModule().build(Unlike().eval(), [(x, State(x.clone()))])
+
+
 def test_the_module_is_as_it_was():
     """Buffers and Python state do not change, since samples run only on copies."""
     module, x = Remembering(), torch.randn(4, 8)
