@@ -236,9 +236,9 @@ class Reached:
         """Return the thread to ask; another one in place of one that was left waiting, if not too many were."""
         state = self._of_process()
         if state.threads[-1].left:
-            state.threads = [each for each in state.threads if each.running is not None]
-            if len(state.threads) <= MOST_STUCK:
-                state.threads.append(self._new_thread())
+            stuck = [each for each in state.threads if each.running is not None]
+            # At once, since other threads ask meanwhile.
+            state.threads = stuck if len(stuck) > MOST_STUCK else [*stuck, self._new_thread()]
         return state.threads[-1]
 
     def _of_process(self) -> _State:
@@ -345,8 +345,9 @@ class Layered(Generic[Body]):
         time for what they have, the rest for writing.
         """
         began, writing = time.monotonic(), []
+        writable = [layer for layer in self.layers if self._may_write(layer, began)]
         for start, document in named:
-            layers = [layer for layer in self.layers if layer.is_local or not self._stays(document)]
+            layers = [layer for layer in writable if layer.is_local or not self._stays(document)]
             longest_s = {layer: layer.longest_s(self.layers[layer]) for layer in layers}
             newest = document
             if len(layers) > 1:
@@ -356,14 +357,23 @@ class Layered(Generic[Body]):
             generation = max([newest.generation, *(self.layers[layer].min_generation for layer in layers)])
             for layer in layers:
                 kept = replace(newest, generation=generation, label=self.layers[layer].label)
-                asked = layer.ask(partial(_put, self.kind, kept, self.layers[layer]))
+                by = self.layers[layer].signing_key
+                asked = layer.ask(partial(put, self.kind, document=kept, signing_key=by))
                 writing.append((layer, longest_s[layer], start, document.name, asked))
         for layer, within_s, start, name, written in writing:
             try:
-                if content := layer.answer(written, within_s, began):
-                    layer.note(folder, start, name, content)
+                layer.note(folder, start, name, layer.answer(written, within_s, began))
             except AwayError as error:
                 self._warn(layer, "cannot be written", str(error))
+
+    def _may_write(self, layer: Reached, began: float) -> bool:
+        """Return whether others, who trust keys as this process does, could use what it writes."""
+        store = self.layers[layer]
+        if not store.trusted_keys or store.signing_key is not None:
+            return True
+        with suppress(AwayError):
+            return layer.is_local and bool(layer.answer(layer.ask(is_own), HALF * layer.longest_s(store), began))
+        return False
 
     def _stays(self, document: Document[Body]) -> bool:
         return document.body is not None and self.kind.stays(document.body)
@@ -434,13 +444,6 @@ def put(kind: Kind[Body], store: Documents, document: Document[Body], signing_ke
     content = encoded(kind, document.after(there), signing_key)
     store.put(document.name, content)
     return content
-
-
-def _put(kind: Kind[Body], document: Document[Body], of: Store, store: Documents) -> bytes | None:
-    """Do the same, unless others, who trust keys as this process does, could not use it."""
-    if of.trusted_keys and of.signing_key is None and not is_own(store):
-        return None
-    return put(kind, store, document, of.signing_key)
 
 
 def check_replaces(store: Documents, there: Document[Any] | None, signing_key: object) -> None:

@@ -425,6 +425,27 @@ def test_who_cannot_sign_writes_ones_own_folder(near, keys):
     assert body_in(near) == {"of": "now"}
 
 
+def test_what_cannot_be_written_is_not_asked(near, far, keys):
+    """What others keep where this process writes nothing makes its own document no newer, and is not missed."""
+    keep(far, {"of": "anybody"}, 1000)
+    near.path.chmod(0o700)
+    away = Reached(lambda: 1 / 0, "away", "away")
+    stores = layers(reached(near.label), reached(far.label), away, trusted_keys=(keys[0].public_key(),))
+    stores.put(FOLDER, (START, Document(NAME, {"of": "now"})))
+    assert body_in(near) == {"of": "now"}
+    assert heading(near.get(NAME)).generation == 1
+
+
+def test_another_thread_asks_while_one_is_replaced(near):
+    """The thread that was left has ended: another is there as soon as it is gone."""
+    store, new_thread = reached(near.label), Reached._new_thread
+    store._state.threads[-1].left = True
+    seen = []
+    store._new_thread = lambda: seen.append(len(store._state.threads)) or new_thread(store)
+    assert store.ask(lambda store: "answer").result() == "answer"
+    assert (seen, len(store._state.threads)) == ([1], 1)
+
+
 def test_what_is_signed_is_not_replaced_by_what_is_not(near, far, keys):
     """Those who check signatures would lose it: nothing is put, copied or synced there but in the user's own folder."""
     keep(far, {"of": "far"}, 1, keys[0])
