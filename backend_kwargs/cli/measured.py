@@ -564,9 +564,7 @@ def compared(
     backend = dict(wanted)[best.label] if best else None
     timed = as_timed(model, example_inputs, training=mode == "training", device=device)
     paste = lines_to_paste(backend, *timed) if backend else []
-    print_comparison(comparison, paste)
-    if backend and not paste:
-        say(f"{backend!r} cannot be written as text.")
+    print_comparison(comparison, paste or ([f"{backend!r} cannot be written as text."] if backend else []))
     _finish(comparison, file_of(factory), paste, outputs, gate)
 
 

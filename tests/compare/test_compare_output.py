@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from backend_kwargs import trial
+from backend_kwargs.cli import measured
 from backend_kwargs.cli.commands import BACKENDS, _quickly
 from backend_kwargs.cli.measured import print_comparison
 from backend_kwargs.compare import (
@@ -226,6 +227,26 @@ def test_the_model_itself_is_compared_where_eager_is_no_candidate(capsys, itself
     comparison = Comparison(rows, environment, noise, "slow", "inference", [], [itself_s] * 10)
     print_comparison(comparison, ['torch.compile(model, backend="inductor")'])
     assert capsys.readouterr().out.splitlines()[-1] == advice
+
+
+@pytest.mark.parametrize(
+    ("itself_s", "last"),
+    [
+        pytest.param(0.5, "Call the model itself: fast is 0.50\u00d7 as fast (0.50 to 0.50).", id="slower"),
+        pytest.param(1.01, "make_backend('aot_eager') cannot be written as text.", id="as fast"),
+    ],
+)
+def test_a_winner_that_cannot_be_written_as_text(capsys, monkeypatch, itself_s, last):
+    """That it cannot is said where the winner is to be used, in place of the lines to paste."""
+    fast = Row("fast", "x", samples=[1.0] * 10, latency=Interval(1.0, 1.0, 1.0), speedup=Interval(2.0, 1.9, 2.1))
+    environment = {"mode": "inference", "device_name": "CPU", "torch": "2.13.0"}
+    made = Comparison([Row("slow", "y"), fast], environment, None, "slow", "inference", [], [itself_s] * 10)
+    monkeypatch.setattr(measured, "model_of", lambda factory: (torch.relu, torch.ones(1)))
+    monkeypatch.setattr(measured, "compare", lambda *args, **kwargs: made)
+    monkeypatch.setattr(measured, "lines_to_paste", lambda *args: [])
+    rest = {"mode": "inference", "device": None, "rounds": 1, "tolerance": None, "max_error": None, "quick": False}
+    measured.compared("m.py:f", [("fast", make_backend("aot_eager"))], measured.Outputs(), None, **rest)
+    assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 def test_latency_and_speedup_agree():
