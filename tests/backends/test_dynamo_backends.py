@@ -209,6 +209,19 @@ def test_annotations_of_other_callables_are_checked(fn, name, message):
     assert str(e.value) == f"Backend '{__name__}:{name}': option 'level' {message}"
 
 
+@pytest.mark.parametrize(
+    ("backend", "name", "first", "second"),
+    [
+        pytest.param(mapping, "level", 1, 2, id="a function"),
+        pytest.param("tmpl-inductor", "max_autotune", True, False, id="Inductor"),
+        pytest.param("onnxruntime", "min_block_size", 1, 2, id="an engine"),
+    ],
+)
+def test_a_keyword_takes_precedence_over_options(backend, name, first, second):
+    """Of a keyword and the same name in `options` the keyword counts, for each compiler."""
+    assert bk.make_backend(backend, options={name: first}, **{name: second}).options[name] == second
+
+
 def test_options_want_a_mapping():
     """`options` that is not a mapping raises."""
     with pytest.raises(bk.BackendKwargsError) as e:
