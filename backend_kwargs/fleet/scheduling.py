@@ -58,6 +58,8 @@ class Ended(NamedTuple):
 class Pool(ABC):
     """Workers that run units; `running` has the unit of each future, and what it runs on."""
 
+    own_errors: type[Exception] | tuple[()] = ()  # of this machine: they end the command, and no unit failed
+
     def __init__(self) -> None:
         self.running: dict[Future[Raced], tuple[Unit, Any]] = {}
 
@@ -86,15 +88,16 @@ class Pool(ABC):
         if not self.running:
             time.sleep(seconds)
         done, _ = wait(self.running, seconds, FIRST_COMPLETED)
-        return [_ended(self.running.pop(each)[0], each) for each in done]
+        return [self._ended(self.running.pop(each)[0], each) for each in done]
 
-
-def _ended(unit: Unit, future: "Future[Raced]") -> Ended:
-    try:
-        result, lost = future.result()
-        return Ended(unit, msgspec.json.decode(result, type=Result) if result else None, lost)
-    except Exception as error:  # noqa: BLE001 - a dead worker, its environment, or a result of another release
-        return Ended(unit, Result(failed=f"its worker failed: {error_text(error)}"))
+    def _ended(self, unit: Unit, future: "Future[Raced]") -> Ended:
+        try:
+            result, lost = future.result()
+            return Ended(unit, msgspec.json.decode(result, type=Result) if result else None, lost)
+        except self.own_errors as error:
+            raise BackendKwargsError(f"No process can be run for {unit.label!r}: {error_text(error)}.") from error
+        except Exception as error:  # noqa: BLE001 - a dead worker, its environment, or a result of another release
+            return Ended(unit, Result(failed=f"its worker failed: {error_text(error)}"))
 
 
 class Queue:
@@ -415,6 +418,8 @@ class Device:
 
 class LocalPool(Pool):
     """Processes of this machine, one for each unit on a device, started in `folder`, where the plan is."""
+
+    own_errors = OSError  # such as a full disk, or no more processes
 
     def __init__(self, devices: Sequence[Device], folder: Path) -> None:
         super().__init__()

@@ -10,8 +10,9 @@ import torch
 
 import backend_kwargs as bk
 from backend_kwargs.fleet.board import Unit, UnitClaims
-from backend_kwargs.fleet.scheduling import Device, LocalPool, devices_here
+from backend_kwargs.fleet.scheduling import Device, LocalPool, Queue, devices_here, drive
 from backend_kwargs.page import read_document
+from backend_kwargs.stores.folder import Folder
 from backend_kwargs.stores.opening import opened
 from tests.fleet.conftest import tuned_on
 from tests.processes import ends
@@ -116,6 +117,17 @@ def test_shards_share_a_folder(planned):
     board = UnitClaims(opened(str(planned.store)).store, {"torch": torch.__version__.partition("+")[0]})
     assert [document.failed for document in board.known().values()] == ["", ""]
     assert sum(output.count("1 of 1: ") for output in outputs) == 2
+
+
+def test_a_machine_that_starts_no_process_fails_no_unit(tmp_path):
+    """The command ends, as where a disk is full, and the store has nothing of the units."""
+    store, units = Folder(tmp_path), [Unit(model=f"m.py:f{at}", device="cpu") for at in range(2)]
+    queue = Queue(units, UnitClaims(store, {}), time.monotonic)
+    with pytest.raises(bk.BackendKwargsError) as raised:
+        list(drive(queue, LocalPool([Device((0,))], tmp_path / "gone")))
+    missing = f"FileNotFoundError: [Errno 2] No such file or directory: {tmp_path / 'gone'!r}"
+    assert str(raised.value) == f"No process can be run for 'm.py:f0  cpu': {missing}."
+    assert list(store.list("units/")) == []
 
 
 def test_cores_are_divided():
