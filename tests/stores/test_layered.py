@@ -66,6 +66,19 @@ def test_what_stays_on_its_machine_is_in_folders_alone(near, far):
     assert (body_in(far), body_in(near)) == ({"stays": False}, {"stays": False})
 
 
+def test_what_another_release_wrote_is_synced(far):
+    """A newer schema as it is, and a tombstone of one that is no longer read: its document is gone there too."""
+    now = replace(KIND, schema=2, oldest=2)
+    for kind, body in ((replace(KIND, schema=3), {"of": "later"}), (KIND, None)):
+        content = encoded(kind, Document(NAME, body))
+        assert [*synced(now, [(NAME, content)], far, FOLDER, dry_run=False)] == [(NAME, "new")]
+        assert far.get(NAME) == content
+        far.forget(NAME)
+    refused = "refused: an earlier release of backend-kwargs wrote it (schema 1)"
+    earlier = encoded(KIND, Document(NAME, {"of": "earlier"}))
+    assert [*synced(now, [(NAME, earlier)], far, FOLDER, dry_run=False)] == [(NAME, refused)]
+
+
 def keep(store, body, generation, key=None):
     store.put(NAME, encoded(KIND, Document(NAME, body, generation, 1.0), key))
 
