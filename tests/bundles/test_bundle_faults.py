@@ -193,6 +193,11 @@ def escape_by_extension(manifest):
         pytest.param(
             lambda m: m.update(schema=3), "has schema 3, this release reads 2; update backend-kwargs.", id="newer"
         ),
+        pytest.param(
+            lambda m: m.update(schema=True),
+            "has no valid manifest: ValidationError: Expected `int`, got `bool`",
+            id="1",
+        ),
         pytest.param(lambda m: m.update(wings=2), "has no valid manifest: ValidationError", id="unknown field"),
         pytest.param(lambda m: m["weights"].update(size=-1), "has no valid manifest: ValidationError", id="size"),
         pytest.param(lambda m: m.update(samples=[]), "has no valid manifest: ValidationError", id="no sample"),

@@ -125,12 +125,12 @@ def decoded(content: bytes, path: Path) -> Manifest:
     try:
         fields = msgspec.json.decode(content, type=dict[str, Any])
         schema = fields.get("schema")
-        if schema == 1:
+        if type(schema) is int and schema != SCHEMA:
+            if schema != 1:
+                raise BackendKwargsError(
+                    f"Bundle {str(path)!r} has schema {schema}, this release reads {SCHEMA}; update backend-kwargs."
+                )
             fields = _as_now(fields, path)
-        elif type(schema) is int and schema != SCHEMA:
-            raise BackendKwargsError(
-                f"Bundle {str(path)!r} has schema {schema}, this release reads {SCHEMA}; update backend-kwargs."
-            )
         return msgspec.convert(fields, Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackendKwargsError(f"Bundle {str(path)!r} has no valid manifest: {error_text(error)}.") from None
