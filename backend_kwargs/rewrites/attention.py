@@ -290,7 +290,7 @@ def _of_product(parts: Scores, product: Node, whole: Tensor) -> Attention:
     """Return the attention of these parts, whose weights are multiplied with the values in `product`."""
     node, count = parts.product, whole.dim()
     if calls(node, *VIEWS):
-        require(count == 4 and same_sizes(node.meta["val"].shape, whole.shape))
+        require(count == 4 and same_sizes(values_of(node)[0].shape, whole.shape))
         node = input_of(node)
         require(used_once(node))
     require(calls(node, aten.bmm.default))

@@ -293,6 +293,23 @@ def test_near_miss(fn):
     torch.testing.assert_close(got, want)
 
 
+def test_a_view_without_a_value_stays():
+    """Scores whose view another pass has inserted without its fake tensor stay as they are."""
+
+    def lower(gm, example_inputs, **kwargs):
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default):
+            for view in node.users:
+                view.meta.pop("val")
+        return Rewriting._lower(rewriting, gm, example_inputs, **kwargs)
+
+    fn = attention(SCORES["scaled"])
+    rewriting, args = Rewriting(fn, "attention"), factors()
+    rewriting._lower = lower
+    with torch.no_grad():
+        agrees(rewriting(*args), fn, args)
+    assert rewriting.counts["attention"] == 0
+
+
 def test_queries_that_are_keys():
     """A tensor that attends to itself matches."""
     fn = lambda x, b: (x @ x.mT * 0.3 + b).softmax(-1) @ x  # noqa: E731
