@@ -231,6 +231,13 @@ def without_gradients(a, large, w, wide, b):
     return F.conv2d(big, w)
 
 
+def joined_without_gradients(a, large, w, wide, b):
+    big = up(a)
+    with torch.no_grad():
+        both = torch.cat([big, large], 1)
+    return F.conv2d(both, wide)
+
+
 # What must not match.
 NEAR_MISSES = {
     "smaller": lambda a, large, w, wide, b: F.conv2d(F.interpolate(a, size=(2, 2), mode="bilinear"), w),
@@ -252,6 +259,7 @@ NEAR_MISSES = {
     "another reader of what is joined": joined_twice,
     "an image that is written meanwhile": written_between,
     "an image without gradients": without_gradients,
+    "joined without gradients": joined_without_gradients,
     "many results of few channels": lambda a, large, w, wide, b: F.conv2d(
         torch.cat([up(a[:, :1]), large[:, :1]], 1), w[:1, :2].expand(600, 2, 1, 1)
     ),
