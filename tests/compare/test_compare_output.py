@@ -229,6 +229,23 @@ def test_the_model_itself_is_compared_where_eager_is_no_candidate(capsys, itself
     assert capsys.readouterr().out.splitlines()[-1] == advice
 
 
+def test_where_another_is_kept_there_is_nothing_to_paste(capsys):
+    """Where the verdict is to keep another candidate, no lines for the fastest are printed."""
+    environment = {"mode": "inference", "device_name": "CPU", "torch": "2.13.0"}
+    rows = [
+        Row(name, backend, samples=[s] * 10, latency=Interval(s, s, s), speedup=speedup, compile_s=compile_s)
+        for name, backend, s, speedup, compile_s in (
+            ("eager", "eager", 2.0, None, None),
+            ("soon", "x", 1.0, Interval(2.0, 1.5, 2.5), 1.0),
+            ("inductor", "inductor", 0.9, Interval(2.2, 1.9, 2.6), 10.0),
+        )
+    ]
+    print_comparison(Comparison(rows, environment, None, "eager", "inference", []), ["to paste"])
+    *_, verdict, remark = capsys.readouterr().out.splitlines()
+    assert verdict == "Keep inductor: soon is 0.90\u00d7 as fast (0.90 to 0.90)."
+    assert remark != "to paste"
+
+
 @pytest.mark.parametrize(
     ("itself_s", "last"),
     [
