@@ -331,6 +331,19 @@ def test_what_the_exporter_translates_wrongly_runs_in_eager():
 
 
 @pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
+@pytest.mark.parametrize(("dtype", "in_eager"), [(torch.float32, set()), (torch.float64, {"linalg_vector_norm"})])
+def test_a_root_of_a_norm_runs_in_eager_only_in_float64(dtype, in_eager):
+    """The exporter rounds 1 / 3 to float32, which is what eager does in float32."""
+
+    def roots(x):
+        return torch.linalg.vector_norm(x, 3, dim=1) * 2
+
+    compiled = torch.compile(roots, backend=backend("onnxruntime"))
+    check(compiled, roots, X.to(dtype))
+    assert set(bk.report(compiled).graphs[0].engine.fallbacks) == in_eager
+
+
+@pytest.mark.skipif(not find_spec("onnxruntime"), reason="no ONNX Runtime")
 def test_other_reductions_of_groups_run_in_onnx_runtime():
     """Only means of groups are translated wrongly: sums, as in message passing, run in ONNX Runtime."""
     index = torch.randint(3, (4, 3, 8, 8), generator=torch.Generator().manual_seed(0))

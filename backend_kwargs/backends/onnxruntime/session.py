@@ -116,7 +116,6 @@ UNTRANSLATED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("baddbmm", "beta", lambda value: value == 0, "the exporter multiplies nan by a beta of zero"),
     ("leaky_relu", "negative_slope", lambda value: value < 0, "ONNX Runtime loses the sign of zeros"),
     ("linalg_vector_norm", "ord", lambda value: abs(value) == math.inf, "ONNX Runtime's maxima and minima skip nan"),
-    ("linalg_vector_norm", "ord", lambda value: value not in (0, 1, 2), "the exporter rounds 1 / ord to float32"),
     ("logit", "eps", lambda value: value is not None, "the exporter's formula gives a number for nan"),
 )
 # Warnings that the exporter logs at each export, by logger: torchvision's operators, if it lacks them, and a constant
@@ -177,7 +176,8 @@ def _differs_in_double(node: fx.Node) -> bool:
         return False
     given = [argument(node, each.name) for each in schema_of(node.target).arguments]
     numbers = [each for each in pytree.tree_leaves(given) if isinstance(each, float) and not math.isnan(each)]
-    return op_name(node) in ROUNDED or any(ctypes.c_float(each).value != each for each in numbers)
+    roots = op_name(node) == "linalg_vector_norm" and argument(node, "ord") not in (0, 1, 2)  # 1 / ord is rounded
+    return roots or op_name(node) in ROUNDED or any(ctypes.c_float(each).value != each for each in numbers)
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
