@@ -15,7 +15,7 @@ from torch._inductor.utils import get_donated_idxs
 InductorWrapper, AheadWrapper = torch._TorchCompileInductorWrapper, torch._TorchCompileAOTInductorWrapper
 # Whether `compile_fx` takes the name of a region, `compile_region_name`: torch 2.11 does not.
 NAMES_REGIONS = "compile_region_name" in signature(compile_fx).parameters
-UNUSED = "aot_inductor.metadata"
+UNUSED = "aot_inductor.metadata"  # acts ahead of time alone, so that elsewhere it changes nothing but the keys
 USUAL: Mapping[str, object] = {
     "autocast cpu": torch.bfloat16,
     "autocast cuda": torch.float16,
@@ -32,8 +32,9 @@ def compile_fx_inner(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **
     code that overwrites them would be found, and such results and gradients be wrong.
     """
     donated = get_donated_idxs() if kwargs.get("is_backward") else None
-    keys: Any = torch.compiler.config
-    with keys.patch(cache_key_tag=f"{keys.cache_key_tag} overwrites {donated}" if donated else keys.cache_key_tag):
+    # Not by torch's `cache_key_tag`, which is also in the key of what Triton's kernels have been tuned to.
+    beside = config.aot_inductor.metadata | ({"overwrites": str(donated)} if donated else {})
+    with config.patch({UNUSED: beside}):
         return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
@@ -67,6 +68,5 @@ def inductor_wrapper(options: Mapping[str, object], besides: Collection[str], *,
         cudnn: Any = torch.backends.cudnn
         state |= {"dtype": torch.get_default_dtype(), "cudnn": (cudnn.fp32_precision, cudnn.conv.fp32_precision)}
         if unusual := {name: str(value) for name, value in state.items() if value != USUAL[name]}:
-            # It acts ahead of time alone, so it changes nothing but the keys.
             wrapper.config[UNUSED] = {**wrapper.config.get(UNUSED, config.aot_inductor.metadata), **unusual}
     return wrapper
