@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from backend_kwargs.facts import Call, Compiled, CompileFacts
 from backend_kwargs.options.option import Options
@@ -106,6 +106,10 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     facts = replace(compiled.facts, seconds=seconds, cache=RACED if raced else cache, unchanged=unchanged)
     with suppress(Exception):
         stack, key, compiling = getattr(reason, "user_stack", None) or [], id(kept), dynamo.compiling()
+        called = called_by(compiling.given)
+        weak: list[Any] = [
+            (lambda: None) if each is None else weakref.ref(each) for each in (compiling.given, called.code)
+        ]
         record = Record(
             backend=backend,
             facts=facts,
@@ -116,9 +120,9 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
             # Compiled by another backend before, and not by this one.
             recompiled="" if "BACKEND_MATCH" in (compiling.guard or "") else compiling.guard,
             at=at,
-            owner=_weakly(compiling.given),
-            code=_weakly(code_of(compiling.given)),
-            inlined=is_inlined(compiling.given),
+            owner=weak[0],
+            code=weak[1],
+            inlined=called.inlined,
             compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
         )
         _records.pop(key, None)  # the graph of an earlier compile that returned the same object
@@ -126,33 +130,28 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     return Compiled(compiled.call, facts)
 
 
-def _weakly(value: Any) -> Callable[[], Any]:
-    return (lambda: None) if value is None else weakref.ref(value)
-
-
 # ---- what an owner calls
 
 
-def code_of(owner: object) -> types.CodeType | None:
-    """Return the code object that dynamo compiles or inlines for `owner`, None if it has none."""
+class Called(NamedTuple):
+    """The module or function that a callable calls, and the code that dynamo compiles or inlines for it, if any.
+
+    `inlined` is whether torch calls it through one function for all of its own modules.
+    """
+
+    value: Any
+    code: types.CodeType | None
+    inlined: bool
+
+
+def called_by(owner: object) -> Called:
+    """Return what the callable that torch.compile was given calls."""
     import torch
 
-    called = called_by(owner)
-    return getattr(called.forward if isinstance(called, torch.nn.Module) else _original(owner), "__code__", None)
-
-
-def called_by(owner: object) -> Any:
-    """Return the module that `owner` calls, or `owner` itself."""
-    return getattr(_original(owner), "__self__", _original(owner))
-
-
-def is_inlined(owner: object) -> bool:
-    """Return whether `owner` is the function through which torch calls all of its own modules."""
-    return hasattr(owner, "__wrapped__")
-
-
-def _original(owner: object) -> Any:
-    return getattr(owner, "__wrapped__", owner)
+    original = getattr(owner, "__wrapped__", owner)
+    value = getattr(original, "__self__", original)
+    function = value.forward if isinstance(value, torch.nn.Module) else original
+    return Called(value, getattr(function, "__code__", None), hasattr(owner, "__wrapped__"))
 
 
 def _as_json(backend: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend_kwargs.backends.generated_code import comparable, rewrites_made
-from backend_kwargs.compile_records import RACED, Record, called_by, code_of, records
+from backend_kwargs.compile_records import RACED, Record, called_by, records
 from backend_kwargs.errors import BackendKwargsError, counted, printable, removed
 from backend_kwargs.facts import Decision, Partition
 from backend_kwargs.files import write_whole
@@ -159,10 +159,9 @@ def report_of(own: Iterable[Record], notes: Iterable[str] = (), against: Sequenc
 
 def _why_no_graphs(owners: Sequence[object]) -> list[str]:
     """Return why no graph of these callables reached a backend; raise if dynamo does not know it of any."""
-    reasons = (why_no_graph(owner, called_by(owner), code_of(owner)) for owner in owners)
-    if whys := list(dict.fromkeys(filter(None, reasons))):
+    if whys := list(dict.fromkeys(filter(None, map(why_no_graph, owners)))):
         return whys
-    methods = next(filter(None, map(methods_in_eager, map(called_by, owners))), "")
+    methods = next(filter(None, (methods_in_eager(called_by(owner).value) for owner in owners)), "")
     raise BackendKwargsError(
         "Nothing to report: call it first, and compile it by a backend of this package, "
         f'such as torch.compile(model, backend=backend_kwargs.make_backend("inductor")).{methods}'

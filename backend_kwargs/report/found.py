@@ -7,10 +7,9 @@ import functools
 import inspect
 import types
 from collections.abc import Iterable
-from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from backend_kwargs.compile_records import Record, called_by, code_of, is_inlined, records
+from backend_kwargs.compile_records import Record, called_by, records
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.report.advice import reason_and_hint
 
@@ -43,7 +42,7 @@ def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
     everything, modules = records(), {id(each) for each in holders if _is_module(each)}
     of_owners = [record for record in everything if any(record.owner() is owner for owner in owners)]
     # Another value's torch.compile may have compiled its modules.
-    of_modules = [record for record in everything if id(called_by(record.owner())) in modules]
+    of_modules = [record for record in everything if id(called_by(record.owner()).value) in modules]
     if not owners and not of_modules:
         wanted = "what torch.compile returned, or hold it, as a module or a Trainer does"
         raise wrong_value("report's argument", wanted, value)
@@ -55,8 +54,8 @@ def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
 
 def _serves(record: Record, owner: object) -> bool:
     """Return whether dynamo takes the record's graph for `owner` too, where its guards hold."""
-    code = code_of(owner)
-    return code is not None and code is record.code() and is_inlined(owner) == record.inlined
+    called = called_by(owner)
+    return called.code is not None and (called.code, called.inlined) == (record.code(), record.inlined)
 
 
 def _attributes(holder: object) -> list[Any]:
@@ -100,13 +99,11 @@ CALLING = ("encode", "generate", "predict", "transform")  # methods that librari
 LOG = "TORCH_LOGS=graph_breaks shows more"
 
 
-def why_no_graph(owner: object, module: object, code: CodeType | None) -> str | None:
-    """Return the cause and the remedy for `owner`, which torch.compile was given; None if the cause is unknown.
-
-    `module` is what it calls, and `code` is the code object that dynamo compiles for that.
-    """
+def why_no_graph(owner: object) -> str | None:
+    """Return the cause and the remedy for `owner`, which torch.compile was given; None if the cause is unknown."""
     import torch
 
+    module, code, inlined = called_by(owner)
     inside = list(module.modules()) if isinstance(module, torch.nn.Module) else []
     # As long as dynamo keeps its metrics of the frames.
     from backend_kwargs.torch_internals.dynamo import recent_compiles
@@ -114,7 +111,7 @@ def why_no_graph(owner: object, module: object, code: CodeType | None) -> str | 
     codes = filter(None, (getattr(owner, "__code__", None), code))
     places = {(each.co_name, each.co_filename, each.co_firstlineno) for each in codes}
     attempts = [m for m in recent_compiles() if (m.co_name, m.co_filename, m.co_firstlineno) in places]
-    if is_inlined(owner):
+    if inlined:
         # torch calls all of its own modules through one function, so they share its frame.
         names = [type(each).__name__ for each in inside]
         attempts = [each for each in attempts if any(name in (each.fail_reason or "") for name in names)]
