@@ -283,6 +283,12 @@ def remarks_on(each: Finding) -> Iterator[page.Warned]:
         yield page.Warned("too few rounds to prove a loss; leave --quick out", "noise", where)
 
 
+def notes_of(found: Sequence[Finding]) -> Iterator[str]:
+    """Yield the remarks on each decision, then the count of the verdicts."""
+    yield from (f"{each.where}: {each.text}" for finding in found for each in remarks_on(finding))
+    yield f"{_counted(found)}."
+
+
 def _counted(found: Sequence[Finding]) -> str:
     counts = Counter[str](each.verdict for each in found)
     said = ", ".join(f"{counts[verdict]} {word}" for verdict, word in COUNTED.items() if counts[verdict])
@@ -378,7 +384,7 @@ def audit(chosen: Chosen, outputs: Outputs, *, quick: bool, update: bool) -> Non
         raise _nothing(chosen)
     found, heres = judged(audited), [each.here for each in audited if each.here]
     print_table(COLUMNS, map(row_of, found))
-    say(*(f"{each.where}: {each.text}" for finding in found for each in remarks_on(finding)), f"{_counted(found)}.")
+    say(*notes_of(found))
     if others:
         more = f"{others} more for this device {'was' if others == 1 else 'were'} not audited"
         say(f"{more}: of other models, sizes (--shapes, --dynamic) or options.")

@@ -1,6 +1,7 @@
 """Each bound of the accuracy check: what lies on it is allowed, and the next number is not."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,5 +161,5 @@ def test_what_is_within_noise(low, high, inside):
 def test_how_much_other_processes_may_use(monkeypatch, used, said):
     """A quarter of the cores' time is what any machine does beside."""
     contents = iter(["cpu  0 0 0 0 0 0 0 0\n", f"cpu  {used} 0 0 {100 - used} 0 0 0 0\n"])
-    monkeypatch.setattr(memory, "_stat", lambda: next(contents))
+    monkeypatch.setattr(memory, "STAT", SimpleNamespace(read_text=lambda: next(contents)))
     assert bool(memory.others_on(torch.device("cpu"))) is said
