@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from backend_kwargs.backend import Backend
 from backend_kwargs.compile_records import Record, called_by, records
 from backend_kwargs.errors import wrong_value
 from backend_kwargs.report.advice import reason_and_hint
@@ -38,7 +39,8 @@ def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
     results = [_result_of(value)]
     if results == [None]:
         results = [_result_of(kept) for holder in _distinct(holders) for kept in _attributes(holder)]
-    owners = [inspect.getclosurevars(result).nonlocals["fn"] for result in _distinct(filter(None, results))]
+    compiled = _distinct(filter(None, results))
+    owners = [inspect.getclosurevars(result).nonlocals["fn"] for result in compiled]
     everything, modules = records(), {id(each) for each in holders if _is_module(each)}
     of_owners = [record for record in everything if any(record.owner() is owner for owner in owners)]
     # Another value's torch.compile may have compiled its modules.
@@ -48,7 +50,10 @@ def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
         raise wrong_value("report's argument", wanted, value)
     if own := of_owners or of_modules:
         return owners, own, ()
-    shared = [record for record in everything if any(_serves(record, owner) for owner in owners)]
+    from backend_kwargs.torch_internals.dynamo import backend_of
+
+    ours = [owner for owner, result in zip(owners, compiled, strict=True) if isinstance(backend_of(result), Backend)]
+    shared = [record for record in everything if any(_serves(record, owner) for owner in ours)]
     return owners, shared, (SHARED,) if shared else ()
 
 

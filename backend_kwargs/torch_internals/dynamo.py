@@ -129,6 +129,14 @@ def compiling() -> Compiling:
     )
 
 
+def backend_of(result: Callable[..., object]) -> object:
+    """Return the backend that a result of torch.compile was given."""
+    given = inspect.getclosurevars(result).nonlocals["callback"]
+    while hasattr(given, "_torchdynamo_orig_backend"):
+        given = given._torchdynamo_orig_backend
+    return getattr(given, "compiler_fn", given)
+
+
 # dynamo's metrics of the last compiles of this process, as many as it keeps.
 recent_compiles: Callable[[], list[CompilationMetrics]] = get_compilation_metrics
 

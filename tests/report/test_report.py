@@ -493,6 +493,8 @@ def test_no_graph_is_told_with_its_reason(make, why):
 
 def test_another_backends_graph_is_not_missing():
     """A module compiled by plain torch.compile is not reported as having no graph."""
+    ours = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="tmpl-inductor")
+    ours(torch.ones(3, 8))
     compiled = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
     compiled(torch.ones(3, 8))
     with pytest.raises(bk.BackendKwargsError) as error:
