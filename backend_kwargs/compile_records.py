@@ -107,9 +107,8 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
     with suppress(Exception):
         stack, key, compiling = getattr(reason, "user_stack", None) or [], id(kept), dynamo.compiling()
         called = called_by(compiling.given)
-        weak: list[Any] = [
-            (lambda: None) if each is None else weakref.ref(each) for each in (compiling.given, called.code)
-        ]
+        links = {"owner": compiling.given, "code": called.code}
+        weak: dict[str, Any] = {n: (lambda: None) if each is None else weakref.ref(each) for n, each in links.items()}
         record = Record(
             backend=backend,
             facts=facts,
@@ -120,10 +119,9 @@ def recorded(backend: Any, gm: "GraphModule", compile_graph: Callable[[], Compil
             # Compiled by another backend before, and not by this one.
             recompiled="" if "BACKEND_MATCH" in (compiling.guard or "") else compiling.guard,
             at=at,
-            owner=weak[0],
-            code=weak[1],
             inlined=called.inlined,
             compiled=weakref.ref(kept, lambda _: _records.pop(key, None)),
+            **weak,
         )
         _records.pop(key, None)  # the graph of an earlier compile that returned the same object
         _records[key] = record

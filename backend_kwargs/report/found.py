@@ -7,6 +7,7 @@ import functools
 import inspect
 import types
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from backend_kwargs.backend import Backend
@@ -50,17 +51,18 @@ def found_in(value: object) -> tuple[list[Any], list[Record], tuple[str, ...]]:
         raise wrong_value("report's argument", wanted, value)
     if own := of_owners or of_modules:
         return owners, own, ()
-    from backend_kwargs.torch_internals.dynamo import backend_of
-
-    ours = [owner for owner, result in zip(owners, compiled, strict=True) if isinstance(backend_of(result), Backend)]
-    shared = [record for record in everything if any(_serves(record, owner) for owner in ours)]
+    shared = [record for record in everything if any(map(partial(_serves, record), owners, compiled))]
     return owners, shared, (SHARED,) if shared else ()
 
 
-def _serves(record: Record, owner: object) -> bool:
-    """Return whether dynamo takes the record's graph for `owner` too, where its guards hold."""
-    called = called_by(owner)
-    return called.code is not None and (called.code, called.inlined) == (record.code(), record.inlined)
+def _serves(record: Record, owner: object, result: types.FunctionType) -> bool:
+    """Return whether dynamo takes the record's graph for another `owner` and its `result`, where its guards hold."""
+    from backend_kwargs.torch_internals.dynamo import backend_of
+
+    called, (backend, options) = called_by(owner), backend_of(result)
+    if called.code is None or (called.code, called.inlined) != (record.code(), record.inlined):
+        return False
+    return isinstance(backend, Backend) and backend.called_with(**options) == record.backend
 
 
 def _attributes(holder: object) -> list[Any]:

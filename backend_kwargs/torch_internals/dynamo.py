@@ -129,12 +129,12 @@ def compiling() -> Compiling:
     )
 
 
-def backend_of(result: Callable[..., object]) -> object:
-    """Return the backend that a result of torch.compile was given."""
+def backend_of(result: Callable[..., object]) -> tuple[object, Mapping[str, Any]]:
+    """Return the backend that a result of torch.compile was given, and the keywords with which it is called."""
     given = inspect.getclosurevars(result).nonlocals["callback"]
     while hasattr(given, "_torchdynamo_orig_backend"):
         given = given._torchdynamo_orig_backend
-    return getattr(given, "compiler_fn", given)
+    return getattr(given, "compiler_fn", given), getattr(given, "kwargs", {})
 
 
 # dynamo's metrics of the last compiles of this process, as many as it keeps.

@@ -491,12 +491,21 @@ def test_no_graph_is_told_with_its_reason(make, why):
     assert str(reported).splitlines()[-1] == f"advice: {reported.advice[0]}"
 
 
-def test_another_backends_graph_is_not_missing():
-    """A module compiled by plain torch.compile is not reported as having no graph."""
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("eager", id="torch's own"),
+        pytest.param(lambda gm, inputs: gm.forward, id="a function"),
+        pytest.param(bk.make_backend("tmpl-inductor", epilogue_fusion=False), id="ours with an option"),
+    ],
+)
+def test_another_backends_graph_is_not_missing(backend):
+    """A module is reported neither as having no graph nor as served by another one's, under another backend."""
     ours = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="tmpl-inductor")
     ours(torch.ones(3, 8))
-    compiled = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
-    compiled(torch.ones(3, 8))
+    compiled = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend=backend)
+    if not isinstance(backend, bk.Backend):
+        compiled(torch.ones(3, 8))
     with pytest.raises(bk.BackendKwargsError) as error:
         bk.report(compiled)
     assert str(error.value) == NOTHING
